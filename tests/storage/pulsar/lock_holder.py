@@ -1,7 +1,7 @@
 """A process that holds the store's lock.
 
 `python -m tests.storage.pulsar.lock_holder NODE SERVICE_URL ADMIN_URL TENANT NAMESPACE`. Prints
-`taken`; when the lock is lost, prints the reason and exits.
+`taken`; when the lock is lost or cannot be taken, prints the reason and exits.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ if __name__ == "__main__":
         lock_beat_seconds=0.2,
     )
     Deferred.fromCoroutine(hold(sys.argv[1], chosen)).addErrback(
-        lambda failure: failure.printTraceback()
+        lambda failure: lost(failure.getErrorMessage())
     )
     reactor.run()

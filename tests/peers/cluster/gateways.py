@@ -1,0 +1,189 @@
+"""Several gateways on one store in Pulsar, each with its node id, address and log."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kafka.protocol.admin.cluster import DescribeClusterRequest, DescribeClusterResponse
+from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
+from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from tests.peers.chaos.servers import GatewayDied, RetryingGateway
+from tests.testkit.gateway import Peer
+
+#: Until all partitions are led again; the limits of the cluster add up to about 10 s.
+LED_SECONDS = 300.0
+LATEST = -1
+
+
+class Gateways:
+    """`settings` are passed with --set. The nodes have the ids 1 to `count`."""
+
+    def __init__(
+        self, folder: Path, store: Sequence[str], count: int, settings: Mapping[str, object]
+    ) -> None:
+        self.nodes = {
+            number: RetryingGateway(
+                folder, store, {**settings, "node_id": number}, name=f"gateway-{number}"
+            )
+            for number in range(1, count + 1)
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    def launch(self) -> None:
+        """Start all gateways at once, and wait until they are ready."""
+        with ThreadPoolExecutor(len(self.nodes)) as threads:
+            for started in [threads.submit(node.launch) for node in self.nodes.values()]:
+                started.result()
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+    def end(self) -> None:
+        """Stop one gateway after the other with SIGTERM."""
+        for node in self.nodes.values():
+            node.end()
+
+    def controller(self) -> int:
+        """Node id of the controller, as the first gateway that runs knows it."""
+        return self.until(lambda: describe_cluster(self.peer()).controller_id, lambda it: it > 0)
+
+    def peer(self, seconds: float = 60.0) -> Peer:
+        """A connection to the first gateway that accepts one. Raises OSError."""
+        for node in self.nodes.values():
+            if node.process.poll() is None:
+                return node.peer(seconds)
+        raise ConnectionRefusedError("no gateway runs")
+
+    def until(
+        self,
+        look: Callable[[], Any],
+        is_enough: Callable[[Any], bool],
+        seconds: float = LED_SECONDS,
+    ) -> Any:
+        """The first result that is enough. Failed connections are tried again."""
+        end, found = time.monotonic() + seconds, None
+        while time.monotonic() < end:
+            try:
+                found = look()
+                if is_enough(found):
+                    return found
+            except (OSError, AssertionError) as failure:
+                found = failure
+            time.sleep(0.05)
+        raise GatewayDied(f"not within {seconds:.0f} s: {found!r}\n{self.log()}")
+
+    def wait_until_led(self, topic: str, nodes: Sequence[int] | None = None) -> dict[int, int]:
+        """Wait until all partitions are served by their leaders, and all nodes agree which these
+        are. With `nodes`, until exactly these lead partitions. Returns the leaders.
+        """
+        return self.until(
+            lambda: self._served(topic),
+            lambda found: bool(found) and (nodes is None or set(found.values()) == set(nodes)),
+        )
+
+    def _served(self, topic: str) -> dict[int, int]:
+        """The leaders of all partitions; empty while nodes disagree or a leader does not serve."""
+        views = []
+        for node in self.nodes.values():
+            if node.process.poll() is None:
+                with node.peer() as peer:
+                    views.append(leaders(peer, topic))
+        if not views[0] or any(view != views[0] for view in views):
+            return {}
+        for leader in set(views[0].values()):
+            if leader not in self.nodes:
+                return {}
+            with self.nodes[leader].peer() as peer:
+                led = [index for index, one in views[0].items() if one == leader]
+                if any(end_offset(peer, topic, index)[0] for index in led):
+                    return {}
+        return views[0]
+
+    def assert_running(self) -> None:
+        for node in self.nodes.values():
+            node.assert_running()
+
+    def log(self) -> str:
+        return "\n".join(f"node {number}:\n{node.log()}" for number, node in self.nodes.items())
+
+    def unexpected_errors(self) -> list[str]:
+        return [
+            f"node {number}: {line}"
+            for number, node in self.nodes.items()
+            for line in node.unexpected_errors()
+        ]
+
+    def __enter__(self) -> Gateways:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def metadata(peer: Peer, *topics: str) -> Any:
+    """The Metadata reply, of all topics if none is given."""
+    rows = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    asked = MetadataRequest(version=7, topics=rows or None, allow_auto_topic_creation=False)
+    return peer.request(asked, MetadataResponse, 7)
+
+
+def leaders(peer: Peer, topic: str) -> dict[int, int]:
+    """The leader of each partition; empty if one has none, or the topic is not known."""
+    (found,) = metadata(peer, topic).topics
+    rows = found.partitions
+    if found.error_code or any(row.error_code or row.leader_id < 0 for row in rows):
+        return {}
+    return {row.partition_index: row.leader_id for row in rows}
+
+
+def leader_epochs(peer: Peer, topic: str) -> dict[int, int]:
+    (found,) = metadata(peer, topic).topics
+    return {row.partition_index: row.leader_epoch for row in found.partitions}
+
+
+def describe_cluster(peer: Peer) -> Any:
+    with peer:
+        return peer.request(
+            DescribeClusterRequest(version=0, include_cluster_authorized_operations=False),
+            DescribeClusterResponse,
+            0,
+        )
+
+
+def coordinator(peer: Peer, group: str) -> int:
+    reply = peer.request(FindCoordinatorRequest(key=group, key_type=0), FindCoordinatorResponse, 1)
+    assert reply.error_code == 0
+    return reply.node_id
+
+
+def end_offset(peer: Peer, topic: str, index: int) -> tuple[int, int]:
+    """Error code and log end offset."""
+    partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=index, timestamp=LATEST
+    )
+    rows = [ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[partition])]
+    reply = peer.request(ListOffsetsRequest(replica_id=-1, topics=rows), ListOffsetsResponse, 1)
+    row = reply.topics[0].partitions[0]
+    return row.error_code, row.offset
+
+
+def batch_epochs(records: bytes) -> Iterator[tuple[int, int]]:
+    """Last offset and leader epoch of each complete batch in a reply to Fetch."""
+    at = 0
+    while len(records) >= at + 27:
+        base, size, epoch = struct.unpack_from(">qii", records, at)
+        if len(records) < at + 12 + size:
+            return
+        yield base + struct.unpack_from(">i", records, at + 23)[0], epoch
+        at += 12 + size

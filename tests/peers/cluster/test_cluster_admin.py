@@ -1,0 +1,241 @@
+"""Three gateways as one Kafka cluster: what is changed at one is seen at all, and each serves what
+it leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
+
+from gateway.protocol.errors import ErrorCode
+from tests.legacy_clients.brokers import in_pulsar
+from tests.peers.cluster.gateways import (
+    Gateways,
+    coordinator,
+    describe_cluster,
+    end_offset,
+    leaders,
+    metadata,
+)
+from tests.peers.cluster.load import create_topic
+from tests.peers.security.test_quota_clients import QuotaClient
+from tests.testkit.gateway import Peer, one_record
+from tests.testkit.tenant import Tenant
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+
+SECONDS = 120.0
+PARTITIONS = 12
+NODES = 3
+#: SCRAM credentials can be stored only if a listener uses them.
+SASL = ("--listener", "SASL_PLAINTEXT://127.0.0.1:0")
+SETTINGS = {
+    "group_initial_rebalance_delay_ms": 0,
+    "offsets_shards": 12,
+    "authorizer": "acls",
+    "super_users": "User:ANONYMOUS",
+    "sasl_enabled_mechanisms": "SCRAM-SHA-256",
+}
+
+
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory: pytest.TempPathFactory, pulsar: Tenant) -> Iterator[Gateways]:
+    folder = tmp_path_factory.mktemp("gateways")
+    with Gateways(folder, (*in_pulsar(pulsar), *SASL), NODES, SETTINGS) as running:
+        running.launch()
+        create_topic(running.bootstrap, "orders", PARTITIONS)
+        running.wait_until_led("orders", [*running.nodes])
+        yield running
+        running.end()
+        assert running.unexpected_errors() == []
+
+
+@pytest.fixture
+def admins(gateways: Gateways) -> dict[int, AdminClient]:
+    """A client of each node."""
+    return {
+        number: AdminClient({"bootstrap.servers": node.bootstrap, "log_level": 0})
+        for number, node in gateways.nodes.items()
+    }
+
+
+def at_each(gateways: Gateways, look: Callable[[Peer], Any]) -> list[Any]:
+    """What each node answers."""
+    found = []
+    for node in gateways.nodes.values():
+        with node.peer() as peer:
+            found.append(look(peer))
+    return found
+
+
+def becomes(gateways: Gateways, look: Callable[[Peer], Any], expected: Any) -> None:
+    """Wait until every node gives this answer. Nodes follow the metadata log."""
+    gateways.until(lambda: at_each(gateways, look), lambda found: found == [expected] * NODES)
+
+
+def result(futures: Any) -> Any:
+    (future,) = futures.values()
+    return future.result(SECONDS)
+
+
+def test_topic_changes_at_one_node_are_seen_at_all(
+    gateways: Gateways, admins: dict[int, AdminClient]
+) -> None:
+    def count(peer: Peer) -> int:
+        (topic,) = metadata(peer, "changing").topics
+        return 0 if topic.error_code else len(topic.partitions)
+
+    create_topic(gateways.nodes[1].bootstrap, "changing", 2)
+    becomes(gateways, count, 2)
+    result(admins[2].create_partitions([NewPartitions("changing", 5)]))
+    becomes(gateways, count, 5)
+    topic = ConfigResource(ConfigResource.Type.TOPIC, "changing")
+    entry = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
+    altered = ConfigResource(ConfigResource.Type.TOPIC, "changing", incremental_configs=[entry])
+    result(admins[3].incremental_alter_configs([altered]))
+    for admin in admins.values():
+        gateways.until(
+            lambda admin=admin: result(admin.describe_configs([topic]))["retention.ms"].value,
+            lambda value: value == "5000",
+        )
+    result(admins[1].delete_topics(["changing"]))
+    becomes(gateways, count, 0)
+
+
+def test_a_node_knows_what_it_has_changed_when_it_answers(
+    gateways: Gateways, admins: dict[int, AdminClient]
+) -> None:
+    for number, node in gateways.nodes.items():
+        create_topic(node.bootstrap, f"known-{number}", 1)
+        with node.peer() as peer:
+            assert [topic.error_code for topic in metadata(peer, f"known-{number}").topics] == [0]
+
+
+def test_acls_credentials_and_quotas_set_at_one_node_are_seen_at_all(
+    gateways: Gateways, admins: dict[int, AdminClient]
+) -> None:
+    rule = ("User:app", "*", AclOperation.READ, AclPermissionType.ALLOW)
+    topic = (ResourceType.TOPIC, "orders", ResourcePatternType.LITERAL)
+    result(admins[1].create_acls([AclBinding(*topic, *rule)]))
+    wanted = AclBindingFilter(*topic, *rule)
+    for admin in admins.values():
+        gateways.until(
+            lambda admin=admin: len(admin.describe_acls(wanted).result(SECONDS)),
+            lambda count: count == 1,
+        )
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    upserted = UserScramCredentialUpsertion("app", credential, b"secret")
+    result(admins[2].alter_user_scram_credentials([upserted]))
+    for admin in admins.values():
+        gateways.until(
+            lambda admin=admin: [*admin.describe_user_scram_credentials().result(SECONDS)],
+            lambda users: users == ["app"],
+        )
+    with QuotaClient(gateways.nodes[3].bootstrap) as client:
+        client.alter(([("user", "app")], {"producer_byte_rate": 1e6}))
+        expected = client.describe(("user", 0, "app"))
+    assert expected
+    for node in gateways.nodes.values():
+        with QuotaClient(node.bootstrap) as client:
+            gateways.until(
+                lambda client=client: client.describe(("user", 0, "app")),
+                lambda found: found == expected,
+            )
+
+
+def test_all_nodes_describe_the_same_cluster(gateways: Gateways) -> None:
+    def described(peer: Peer) -> Any:
+        found = describe_cluster(peer)
+        brokers = sorted((one.broker_id, one.host, one.port) for one in found.brokers)
+        return found.cluster_id, found.controller_id, brokers
+
+    def listed(peer: Peer) -> Any:
+        found = metadata(peer, "orders")
+        brokers = sorted((one.node_id, one.host, one.port) for one in found.brokers)
+        return found.cluster_id, found.controller_id, brokers
+
+    found = at_each(gateways, described)
+    assert found == [found[0]] * NODES
+    assert found[0][1] in gateways.nodes
+    addresses = [(number, "127.0.0.1", node.port) for number, node in gateways.nodes.items()]
+    assert found[0][2] == addresses
+    assert at_each(gateways, listed) == found
+
+
+def committed(peer: Peer, group: str) -> int:
+    """The error code."""
+    row = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+    request = OffsetFetchRequest(group_id=group, topics=[row])
+    return peer.request(request, OffsetFetchResponse, 2).error_code
+
+
+def test_each_group_is_served_by_its_coordinator_only(gateways: Gateways) -> None:
+    groups = [f"group-{number}" for number in range(30)]
+    found = at_each(gateways, lambda peer: [coordinator(peer, group) for group in groups])
+    assert found == [found[0]] * NODES
+    assert set(found[0]) == set(gateways.nodes)
+    for number, node in gateways.nodes.items():
+        with node.peer() as peer:
+            codes = {group: committed(peer, group) for group in groups}
+        assert codes == {
+            group: 0 if led_by == number else ErrorCode.NOT_COORDINATOR
+            for group, led_by in zip(groups, found[0], strict=True)
+        }
+
+
+def test_each_partition_is_served_by_its_leader_only(gateways: Gateways) -> None:
+    found = at_each(gateways, lambda peer: leaders(peer, "orders"))
+    assert found == [found[0]] * NODES
+    for number, node in gateways.nodes.items():
+        with node.peer() as peer:
+            for index, leader in found[0].items():
+                refused = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                expected = 0 if leader == number else refused
+                assert end_offset(peer, "orders", index)[0] == expected
+            expected = 0 if found[0][0] == number else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert peer.produce("orders", one_record(b"value")).error_code == expected
+            assert peer.fetch("orders", 0).error_code == expected
+
+
+def test_clients_of_one_address_reach_all_leaders(gateways: Gateways) -> None:
+    create_topic(gateways.bootstrap, "whole", PARTITIONS)
+    failed: list[Any] = []
+    config = {"bootstrap.servers": gateways.nodes[1].bootstrap, "log_level": 0}
+    producer = Producer(config)
+    for number in range(PARTITIONS):
+        producer.produce(
+            "whole",
+            f"{number}",
+            partition=number,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+    assert producer.flush(SECONDS) == 0
+    assert failed == []
+    consumer = Consumer({**config, "group.id": "whole", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["whole"])
+    values = []
+    while len(values) < PARTITIONS and (message := consumer.poll(SECONDS)) is not None:
+        assert message.error() is None
+        values.append(message.value())
+    consumer.close()
+    assert sorted(values, key=int) == [b"%d" % number for number in range(PARTITIONS)]

@@ -1,0 +1,73 @@
+"""Three gateways under load while one of them is killed, suspended or restarted: nothing that was
+acknowledged is lost or doubled, and no client sees an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.peers.chaos.client_processes import install_clients
+from tests.peers.cluster.gateways import Gateways
+from tests.peers.cluster.load import ClusterLoad
+from tests.testkit.cache import CannotInstall
+from tests.testkit.tenant import Tenant
+from tests.testkit.verifiable import TOPIC
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
+
+#: Longer than a session.
+SUSPENDED_SECONDS = 5.0
+SETTINGS = {"group_initial_rebalance_delay_ms": 0, "offsets_shards": 12}
+
+
+@pytest.fixture
+def gateways(tmp_path: Path, pulsar: Tenant) -> Iterator[Gateways]:
+    try:
+        install_clients()
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+    with Gateways(tmp_path, in_pulsar(pulsar), 3, SETTINGS) as running:
+        running.launch()
+        yield running
+
+
+def test_no_record_is_lost_or_doubled_while_gateways_fail(
+    gateways: Gateways, tmp_path: Path
+) -> None:
+    nodes = gateways.nodes
+
+    def shows(event: str) -> None:
+        seconds = load.wait_for_progress()
+        gateways.wait_until_led(TOPIC, [*nodes])
+        print(
+            f"{event}: longest time without acknowledgement {load.producer.longest_gap():.2f} s, "
+            f"{seconds:.1f} s until all clients made progress"
+        )
+
+    with ClusterLoad(tmp_path, gateways) as load:
+        load.start()
+        gateways.wait_until_led(TOPIC, [*nodes])
+        controller = gateways.controller()
+        other = next(number for number in nodes if number != controller)
+        shows("start")
+        for name, victim in (("member", other), ("controller", controller)):
+            nodes[victim].kill()
+            load.wait_for_progress()
+            nodes[victim].launch()
+            shows(f"{name} killed")
+        nodes[other].pause()
+        time.sleep(SUSPENDED_SECONDS)
+        nodes[other].resume()
+        shows("suspended")
+        for node in nodes.values():
+            node.end()
+            node.launch()
+            gateways.wait_until_led(TOPIC, [*nodes])
+        shows("rolling restart")
+        assert load.finish() == []
+    assert load.queries

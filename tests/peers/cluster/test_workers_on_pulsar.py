@@ -1,0 +1,55 @@
+"""`--workers 2`: two nodes of a cluster on one machine, restarted and stopped by a supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.legacy_clients.brokers import in_pulsar
+from tests.peers.cluster.gateways import Gateways, leaders
+from tests.peers.cluster.load import create_topic
+from tests.testkit.kafka import free_ports
+from tests.testkit.tenant import Tenant
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+
+PARTITIONS = 8
+
+
+def children(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_killed_worker_is_restarted_and_workers_stop_together(
+    tmp_path: Path, pulsar: Tenant
+) -> None:
+    (port,) = free_ports(1)
+    second = ("--workers", "2", "--listener", f"PLAINTEXT://127.0.0.1:{port}")
+    settings = {"offsets_shards": PARTITIONS}
+    with Gateways(tmp_path, (*in_pulsar(pulsar), *second), 1, settings) as gateways:
+        gateways.launch()
+        supervisor = gateways.nodes[1]
+
+        def leading() -> set[int]:
+            with supervisor.peer() as peer:
+                return set(leaders(peer, "orders").values())
+
+        create_topic(supervisor.bootstrap, "orders", PARTITIONS)
+        gateways.until(leading, lambda found: found == {1, 2})
+        before = children(supervisor.process.pid)
+        assert len(before) == 2
+        killed = min(before)
+        os.kill(killed, signal.SIGKILL)
+        workers = gateways.until(
+            lambda: children(supervisor.process.pid),
+            lambda found: len(found) == 2 and killed not in found,
+        )
+        gateways.until(leading, lambda found: found == {1, 2})
+        create_topic(f"{supervisor.bootstrap},127.0.0.1:{port}", "later", 1)
+        assert supervisor.has_logged("worker ended, restarting it")
+        supervisor.end()
+        assert [pid for pid in workers if Path(f"/proc/{pid}").exists()] == []
+        assert gateways.unexpected_errors() == []
