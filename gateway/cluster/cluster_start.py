@@ -143,7 +143,7 @@ async def _join(
     node_id, medium = identity.node_id, store.medium
     await medium.presence.claim(node_id, f"node {node_id}")
     await _prepare(store, clock)
-    cluster_id = await _cluster_id(store, new_id)
+    cluster_id = await _cluster_id(store, clock, new_id)
     incarnation = randbits(63)
     row = NodeRow(
         node_id,
@@ -214,7 +214,8 @@ async def _at_once() -> None:
     """There is no other node yet."""
 
 
-async def _cluster_id(store: SharedStore, new_id: Callable[[], str]) -> str:
+async def _cluster_id(store: SharedStore, clock: Clock, new_id: Callable[[], str]) -> str:
+    """Return the id, which the gateway that prepared the store writes, unless it ends before."""
     table: StateTable = await store.table("cluster")
     while True:
         known = dict(await table.items()).get(_CLUSTER_ID)
@@ -222,3 +223,6 @@ async def _cluster_id(store: SharedStore, new_id: Callable[[], str]) -> str:
             return known.decode()
         if store.medium.log.is_writer:
             await table.put({_CLUSTER_ID: new_id().encode()})
+        else:
+            await sleep(clock, PREPARE_SECONDS)
+            await _prepare(store, clock)
