@@ -74,6 +74,9 @@ class RestartableGateway:
         assert self._process
         return self._process
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def launch(self, *arguments: str) -> None:
         """Start the gateway and wait until it is ready."""
         with self._log.open("a") as errors:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kafka.protocol.admin.cluster import DescribeClusterRequest, DescribeClusterResponse
@@ -23,14 +24,27 @@ LATEST = -1
 
 
 class Gateways:
-    """`settings` are passed with --set. The nodes have the ids 1 to `count`."""
+    """`store` are the arguments for the store, `settings` are passed with --set. The nodes have the
+    ids 1 to `count`. `stores` has the arguments of nodes that reach the store in another way.
+    """
 
     def __init__(
-        self, folder: Path, store: Sequence[str], count: int, settings: Mapping[str, object]
+        self,
+        folder: Path,
+        store: Sequence[str],
+        count: int,
+        settings: Mapping[str, object],
+        stores: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ) -> None:
+        for number in range(1, count + 1):
+            # The log of a gateway that is not started yet.
+            (folder / f"gateway-{number}.log").touch()
         self.nodes = {
             number: RetryingGateway(
-                folder, store, {**settings, "node_id": number}, name=f"gateway-{number}"
+                folder,
+                stores.get(number, store),
+                {**settings, "node_id": number},
+                name=f"gateway-{number}",
             )
             for number in range(1, count + 1)
         }
@@ -61,7 +75,7 @@ class Gateways:
     def peer(self, seconds: float = 60.0) -> Peer:
         """A connection to the first gateway that accepts one. Raises OSError."""
         for node in self.nodes.values():
-            if node.process.poll() is None:
+            if node.is_running():
                 return node.peer(seconds)
         raise ConnectionRefusedError("no gateway runs")
 
@@ -96,7 +110,7 @@ class Gateways:
         """The leaders of all partitions; empty while nodes disagree or a leader does not serve."""
         views = []
         for node in self.nodes.values():
-            if node.process.poll() is None:
+            if node.is_running():
                 with node.peer() as peer:
                     views.append(leaders(peer, topic))
         if not views[0] or any(view != views[0] for view in views):

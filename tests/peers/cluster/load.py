@@ -31,7 +31,7 @@ ROUND_SECONDS = 0.02
 #: After a failure each client must do something within this time, on a busy machine.
 RECOVER_SECONDS = 300.0
 ANSWERS = 3 * PARTITIONS
-#: Between two queries at the committed offsets, and for an answer.
+#: Between two queries of the committed offsets, and for an answer.
 PAUSE_SECONDS, ASK_SECONDS = 0.3, 5.0
 #: While the coordinator moves, librdkafka 1.0 passes the errors of commits on to the application.
 NOT_RETRIED = ("NOT_COORDINATOR_FOR_GROUP", "_NODE_UPDATE")
@@ -80,7 +80,7 @@ class SteadyProducer:
     def longest_gap(self) -> float:
         """The longest time of a partition without acknowledgement since the last call."""
         gaps, self._gaps = self._gaps, {}
-        return max(gaps.values())
+        return max(gaps.values(), default=0.0)
 
     def stop(self) -> None:
         """Send nothing more, without waiting."""
