@@ -40,8 +40,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
-	bench-traffic bench-logins slow legacy fingerprints tox clean spark picture bench-reports demo \
-	chaos fuzz
+	bench-traffic bench-logins bench-cluster slow legacy fingerprints tox clean spark picture \
+	bench-reports demo chaos fuzz
 
 ## list the targets
 help:
@@ -136,6 +136,10 @@ bench-traffic: $(VENV)/.test
 ## benchmark log-ins by SASL mechanism (2 minutes; ARGS: --help)
 bench-logins: $(VENV)/.test
 	$(PY) -m bench.logins $(ARGS)
+
+## measure how long producers wait when one of three gateways stops (15 minutes; ARGS: --help)
+bench-cluster: $(VENV)/.test
+	$(PY) -m bench.cluster $(ARGS)
 
 ## benchmark reports on 1 and 10 million usage rows (ARGS: --help)
 bench-reports: $(VENV)/.report

@@ -1,0 +1,1 @@
+"""How long clients wait when gateways of a cluster stop, start and hand over."""

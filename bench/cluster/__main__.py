@@ -1,0 +1,170 @@
+"""`make bench-cluster`: how long producers wait when one of three gateways stops.
+
+An idempotent producer of librdkafka sends a record to each of 12 partitions every 20 ms. The figure
+of an event is the longest time in which a partition had no acknowledgement. Pulsar, gateways and
+producer share the machine. With --partitions N, a fourth gateway joins a cluster with N partitions
+in topics of 100 in addition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from bench.__main__ import replace_between_marks
+from tests.legacy_clients.brokers import in_pulsar
+from tests.peers.cluster.gateways import Gateways, leaders, metadata
+from tests.peers.cluster.load import ClusterLoad, create_topic
+from tests.testkit.pulsar import Pulsar
+from tests.testkit.tenant import Tenant
+from tests.testkit.verifiable import TOPIC
+
+BEGIN, END = "<!-- cluster: begin -->", "<!-- cluster: end -->"
+NODES = 3
+SUSPENDED_SECONDS = 5.0
+TOPIC_PARTITIONS = 100
+
+Times = Mapping[str, Sequence[float]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make bench-cluster ARGS=", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="of each event (default 10)")
+    parser.add_argument("--partitions", type=int, default=0, help="for the fourth gateway")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="put the table into this file")
+    parser.add_argument("--pulsar", metavar="URL,URL", help="service and admin URL of a Pulsar")
+    options = parser.parse_args(arguments)
+    if options.pulsar:
+        service_url, _, admin_url = options.pulsar.partition(",")
+        times = _measure(Tenant.make(service_url, admin_url), options)
+    else:
+        with Pulsar.start() as broker:
+            times = _measure(broker.tenant(), options)
+    block = f"{_heading(arguments)}\n\n{_table(times)}"
+    print(block)
+    if options.out:
+        options.out.write_text(replace_between_marks(options.out.read_text(), block, BEGIN, END))
+    return 0
+
+
+def _measure(tenant: Tenant, options: argparse.Namespace) -> Times:
+    times: dict[str, list[float]] = defaultdict(list)
+    folder = Path(tempfile.mkdtemp(prefix="kopgate-cluster-"))
+    with Gateways(folder, in_pulsar(tenant), NODES + 1, {}) as gateways:
+        times["start of the first gateway"].append(_seconds(gateways.nodes[1].launch))
+        for number in range(2, NODES + 1):
+            gateways.nodes[number].launch()
+        with ClusterLoad(folder, gateways, ()) as load:
+            load.start()
+            _settle(gateways)
+            for number in range(options.rounds):
+                _run_round(gateways, load, number, times)
+                print(f"after round {number + 1}:\n{_table(times)}", file=sys.stderr, flush=True)
+            found = load.finish()
+        if found:
+            raise SystemExit("\n".join(found))
+        _join(gateways, options.partitions, times)
+    return times
+
+
+def _run_round(
+    gateways: Gateways, load: ClusterLoad, number: int, times: dict[str, list[float]]
+) -> None:
+    controller = gateways.controller()
+    others = [one for one in range(1, NODES + 1) if one != controller]
+    other = others[number % len(others)]
+    for name, victim in (("member", other), ("controller", controller)):
+        load.producer.longest_gap()
+        gateways.nodes[victim].kill()
+        load.wait_for_progress()
+        times[f"kill -9, {name}"].append(load.producer.longest_gap())
+        gateways.nodes[victim].launch()
+        _settle(gateways)
+        load.wait_for_progress()
+        times["a gateway joins"].append(load.producer.longest_gap())
+    gateways.nodes[other].pause()
+    time.sleep(SUSPENDED_SECONDS)
+    gateways.nodes[other].resume()
+    load.wait_for_progress()
+    times[f"SIGSTOP for {SUSPENDED_SECONDS:.0f} s, member"].append(load.producer.longest_gap())
+    _settle(gateways)
+    worst = 0.0
+    for victim in range(1, NODES + 1):
+        load.producer.longest_gap()
+        gateways.nodes[victim].end()
+        load.wait_for_progress()
+        times["SIGTERM, handover"].append(stopped := load.producer.longest_gap())
+        gateways.nodes[victim].launch()
+        _settle(gateways)
+        load.wait_for_progress()
+        worst = max(worst, stopped, load.producer.longest_gap())
+    times["rolling restart of all"].append(worst)
+
+
+def _settle(gateways: Gateways) -> None:
+    gateways.wait_until_led(TOPIC, range(1, NODES + 1))
+
+
+def _join(gateways: Gateways, partitions: int, times: dict[str, list[float]]) -> None:
+    """A fourth gateway: until it is ready, and until it leads its share of all partitions."""
+    topics = [f"many-{number}" for number in range(partitions // TOPIC_PARTITIONS)]
+    for topic in topics:
+        create_topic(gateways.nodes[1].bootstrap, topic, TOPIC_PARTITIONS)
+    fourth = gateways.nodes[NODES + 1]
+    began = time.monotonic()
+    fourth.launch()
+    times["start of a fourth gateway"].append(time.monotonic() - began)
+    # A quarter of the shards, at least one partition of the topic.
+    gateways.until(
+        lambda: _count_led(gateways, [TOPIC, *topics]),
+        lambda count: count >= max(partitions // (NODES + 1) * 3 // 4, 1),
+    )
+    times[f"... until it leads its share of {partitions + 12} partitions"].append(
+        time.monotonic() - began
+    )
+    with fourth.peer() as peer:
+        times["Metadata for all topics"].append(_seconds(lambda: metadata(peer)))
+
+
+def _count_led(gateways: Gateways, topics: Sequence[str]) -> int:
+    with gateways.nodes[1].peer() as peer:
+        return sum(
+            leader == NODES + 1 for topic in topics for leader in leaders(peer, topic).values()
+        )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def _heading(arguments: Sequence[str]) -> str:
+    options = f' ARGS="{" ".join(arguments)}"' if arguments else ""
+    return (
+        f"Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-cluster{options}`, Python "
+        f"{platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, 1-minute "
+        f"load {os.getloadavg()[0]:.0f} at the end, Pulsar and all gateways on the same cores."
+    )
+
+
+def _table(times: Times) -> str:
+    rows = [
+        f"| {name} | {len(found)} | {median(found):.2f} | {max(found):.2f} |"
+        for name, found in times.items()
+    ]
+    head = ["| event | times | median s | worst s |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
