@@ -19,6 +19,7 @@ pytest_plugins = ["tests.used_peers", "tests.testkit.pulsar", "tests.reruns"]
 LONGEST = (
     "tests/peers/on_pulsar/test_pulsar_outages.py",
     "tests/peers/chaos/test_pulsar_chaos.py",
+    "tests/peers/cluster/test_cluster_failures.py",
     "tests/peers/on_pulsar/test_pulsar_errors.py",
     "tests/legacy_clients/runs/test_interop.py",
     "tests/peers/on_pulsar/test_compaction_on_pulsar.py",

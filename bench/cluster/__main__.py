@@ -95,7 +95,7 @@ def _run_round(
     time.sleep(SUSPENDED_SECONDS)
     gateways.nodes[other].resume()
     load.wait_for_progress()
-    times[f"SIGSTOP for {SUSPENDED_SECONDS:.0f} s, member"].append(load.producer.longest_gap())
+    times[f"SIGSTOP for {SUSPENDED_SECONDS:.0f} s, any node"].append(load.producer.longest_gap())
     _settle(gateways)
     worst = 0.0
     for victim in range(1, NODES + 1):
