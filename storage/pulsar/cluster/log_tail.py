@@ -87,7 +87,9 @@ class LogTail:
                 message = read_next(POLL_MS)
             except pulsar.Timeout:
                 idle += 1
-                if idle % IDLE_POLLS == 0:
+                # Without a connection the question would wait for one, and keep the process from
+                # ending properly.
+                if idle % IDLE_POLLS == 0 and reader.is_connected():
                     # A reader may miss messages without an error, for example if it starts at the
                     # end of a ledger that was closed.
                     is_available = reader.has_message_available()
