@@ -372,7 +372,10 @@ class Controller:
         return nodes
 
     def _may_go(self, session: _Session) -> bool:
-        """Whether a leaving node leads nothing, or there is no other node to lead it."""
+        """Whether a leaving node leads nothing, or no other node can lead it.
+
+        The controller's own node can, once it is registered, and so can an applicant.
+        """
         if not session.is_leaving:
             return False
         others = (
@@ -380,7 +383,12 @@ class Controller:
             for one in self._sessions.values()
             if one is not session and not one.is_leaving and not one.has_ended
         )
-        return not any(others) or not any(
+        is_last = (
+            not any(others)
+            and not self._applicants
+            and any(self._is_own(one.row) for one in self._sessions.values())
+        )
+        return is_last or not any(
             shard.is_led_by(session.row) for shard in self._image.shards.values()
         )
 

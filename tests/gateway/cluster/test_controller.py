@@ -367,6 +367,17 @@ def test_last_node_may_leave_without_a_successor():
     assert (one.image.nodes, one.leaders) == ({}, [1] * 4)
 
 
+def test_leaving_node_hands_over_to_a_controller_that_is_not_registered_yet():
+    former = Harness()
+    former.beat()
+    former.ready()
+    one = successor_of(former, None)
+    one.ready(1, is_leaving=True)
+    one.beat(2)
+    one.beat(1, is_leaving=True, ready=tuple((shard, 1) for shard in range(4)))
+    assert (one.leaders, one.successors) == ([1] * 4, [2] * 4)
+
+
 @pytest.mark.parametrize("is_released", [True, False])
 def test_move_to_a_node_that_is_gone_continues_in_the_next_epoch(is_released):
     one = Harness()
