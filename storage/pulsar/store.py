@@ -81,7 +81,10 @@ class PulsarStore:
         self._reactor = reactor
         self._client = PulsarClient(settings, reactor)
         self._admin = PulsarAdmin(settings, reactor)
-        self.medium = PulsarClusterMedium(self._client, self._admin, settings, reactor)
+        self._log_client = PulsarClient(settings, reactor)
+        self.medium = PulsarClusterMedium(
+            self._client, self._log_client, self._admin, settings, reactor
+        )
         self._tables: dict[str, MetadataTable] = {}
         self._layout = self._metadata_table(LAYOUT_TABLE)
         self._catalog = TopicCatalog(
@@ -134,11 +137,11 @@ class PulsarStore:
         """
         await self._client.open()
         try:
+            await self._log_client.open()
             if self.settings.checks_at_start:
                 await prepare(self.settings, self._admin, self._client)
-            self._client.message_bytes = (
-                await largest_message(self._admin) or self._client.message_bytes
-            )
+            largest = await largest_message(self._admin) or self._client.message_bytes
+            self._client.message_bytes = self._log_client.message_bytes = largest
             await self.medium.log.open()
             self._catalog.follow()
         except BaseException:
@@ -210,6 +213,7 @@ class PulsarStore:
             ("closing the admin connections", self._admin.close()),
         ):
             await self._within(what, Deferred.fromCoroutine(step))
+        await self._log_client.close()
         await self._client.close()
 
     async def _within(self, what: str, step: Deferred[Any]) -> None:

@@ -12,11 +12,21 @@ from storage.pulsar.settings import PulsarSettings
 
 
 class PulsarClusterMedium:
-    """A `ClusterMedium`, with the client and admin API of the store."""
+    """A `ClusterMedium`, with the client and admin API of the store.
+
+    `log_client` is a client for the metadata log alone. A broker closes the connection of a
+    producer that still sends after it was fenced: a controller that is replaced must not lose the
+    connection of its partitions as well.
+    """
 
     def __init__(
-        self, client: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
+        self,
+        client: PulsarClient,
+        log_client: PulsarClient,
+        admin: PulsarAdmin,
+        settings: PulsarSettings,
+        reactor: Reactor,
     ) -> None:
-        self.log = PulsarMetadataLog(client, admin, settings, reactor)
+        self.log = PulsarMetadataLog(log_client, admin, settings, reactor)
         self.presence = PulsarPresence(client, admin, settings, reactor)
         self.inbox = PulsarInbox(client, admin, settings, reactor)

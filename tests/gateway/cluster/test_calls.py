@@ -18,8 +18,8 @@ from tests.fakes.broker import Started
 from tests.gateway.cluster.fake_inboxes import FakeInboxes
 
 
-class Gateways:
-    """Gateways 1 and 2; 2 serves `echo`, which waits while `held` is set."""
+class ConnectedCalls:
+    """ConnectedCalls 1 and 2; 2 serves `echo`, which waits while `held` is set."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -60,18 +60,18 @@ class Gateways:
 
 
 @pytest.fixture
-def gateways() -> Gateways:
-    return Gateways()
+def gateways() -> ConnectedCalls:
+    return ConnectedCalls()
 
 
-def test_call_returns_what_the_other_gateway_answers(gateways: Gateways) -> None:
+def test_call_returns_what_the_other_gateway_answers(gateways: ConnectedCalls) -> None:
     waiting = gateways.start()
     gateways.run(1)
     assert waiting.result == b"re: hello"
     assert gateways.inboxes.sent == [(1, 2), (2, 1)]
 
 
-def test_lost_request_is_sent_again(gateways: Gateways) -> None:
+def test_lost_request_is_sent_again(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda sender, _: len(gateways.inboxes.sent) == 1
     waiting = gateways.start()
     gateways.run(2)
@@ -79,7 +79,7 @@ def test_lost_request_is_sent_again(gateways: Gateways) -> None:
     assert gateways.executed == [b"hello"]
 
 
-def test_call_whose_reply_is_lost_is_executed_once(gateways: Gateways) -> None:
+def test_call_whose_reply_is_lost_is_executed_once(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda sender, _: sender == 2 and len(gateways.inboxes.sent) < 4
     waiting = gateways.start()
     gateways.run(5)
@@ -88,7 +88,7 @@ def test_call_whose_reply_is_lost_is_executed_once(gateways: Gateways) -> None:
     assert gateways.inboxes.sent == [(1, 2), (2, 1)] * 2
 
 
-def test_repeated_request_waits_for_the_running_call(gateways: Gateways) -> None:
+def test_repeated_request_waits_for_the_running_call(gateways: ConnectedCalls) -> None:
     gateways.held = held = Deferred()
     gateways.inboxes.copies = 3
     waiting = gateways.start()
@@ -101,7 +101,7 @@ def test_repeated_request_waits_for_the_running_call(gateways: Gateways) -> None
 
 
 def test_repetition_of_a_forgotten_call_is_not_executed(
-    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REPLIES", 2)
     gateways.inboxes.loses = lambda sender, _: sender == 2
@@ -114,7 +114,7 @@ def test_repetition_of_a_forgotten_call_is_not_executed(
 
 
 def test_kept_replies_are_bounded_in_bytes(
-    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REPLY_BYTES", 1000)
     for _ in range(20):
@@ -124,7 +124,7 @@ def test_kept_replies_are_bounded_in_bytes(
     assert gateways.two._reply_bytes == sum(map(len, gateways.two._replies.values()))
 
 
-def test_call_without_an_answer_ends_at_its_deadline(gateways: Gateways) -> None:
+def test_call_without_an_answer_ends_at_its_deadline(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda *_: True
     waiting = gateways.start(timeout=10)
     gateways.clock.advance(9.9)
@@ -136,7 +136,7 @@ def test_call_without_an_answer_ends_at_its_deadline(gateways: Gateways) -> None
     assert not gateways.one._pending_by_target
 
 
-def test_requests_are_repeated_less_and_less_often(gateways: Gateways) -> None:
+def test_requests_are_repeated_less_and_less_often(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda *_: True
     gateways.start(timeout=20)
     gateways.run(30)
@@ -144,14 +144,14 @@ def test_requests_are_repeated_less_and_less_often(gateways: Gateways) -> None:
     assert gateways.inboxes.sent == [(1, 2)] * 5
 
 
-def test_request_without_time_left_is_not_executed(gateways: Gateways) -> None:
+def test_request_without_time_left_is_not_executed(gateways: ConnectedCalls) -> None:
     for seconds in (0, -1):
         late = module._Request(1, 1, 100, 200, seconds, "echo", b"late")
         gateways.two.on_message(msgspec.msgpack.encode(late))
     assert gateways.executed == []
 
 
-def test_request_for_a_former_process_is_not_executed(gateways: Gateways) -> None:
+def test_request_for_a_former_process_is_not_executed(gateways: ConnectedCalls) -> None:
     waiting = gateways.start()
     gateways.two.close()
     gateways.incarnations[2] = 201
@@ -168,7 +168,7 @@ def test_request_for_a_former_process_is_not_executed(gateways: Gateways) -> Non
     ids=str,
 )
 def test_reply_that_does_not_belong_to_the_call_is_dropped(
-    gateways: Gateways, change: dict[str, Any]
+    gateways: ConnectedCalls, change: dict[str, Any]
 ) -> None:
     gateways.inboxes.loses = lambda *_: True
     waiting = gateways.start()
@@ -182,7 +182,9 @@ def test_reply_that_does_not_belong_to_the_call_is_dropped(
 
 
 @pytest.mark.parametrize("kind", [CallRefused, CallFailed, CallUnanswered])
-def test_errors_keep_their_class_and_message(gateways: Gateways, kind: type[CallError]) -> None:
+def test_errors_keep_their_class_and_message(
+    gateways: ConnectedCalls, kind: type[CallError]
+) -> None:
     gateways.outcome = kind("for a reason")
     waiting = gateways.start()
     gateways.run(1)
@@ -191,7 +193,7 @@ def test_errors_keep_their_class_and_message(gateways: Gateways, kind: type[Call
 
 
 def test_bug_of_a_handler_is_logged_and_answered(
-    gateways: Gateways, caplog: pytest.LogCaptureFixture
+    gateways: ConnectedCalls, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateways.outcome = KeyError("secret")
     waiting = gateways.start()
@@ -204,13 +206,13 @@ def test_bug_of_a_handler_is_logged_and_answered(
     assert "in echo" in record.fields["traceback"]
 
 
-def test_unknown_method_is_an_error(gateways: Gateways) -> None:
+def test_unknown_method_is_an_error(gateways: ConnectedCalls) -> None:
     waiting = gateways.start(method="dance")
     gateways.run(1)
     assert str(waiting.failure) == "unknown method dance"
 
 
-def test_cancelled_call_is_forgotten(gateways: Gateways) -> None:
+def test_cancelled_call_is_forgotten(gateways: ConnectedCalls) -> None:
     gateways.held = Deferred()
     waiting = gateways.start()
     gateways.run(1)
@@ -222,7 +224,7 @@ def test_cancelled_call_is_forgotten(gateways: Gateways) -> None:
 
 
 def test_calls_to_one_gateway_and_to_all_are_limited(
-    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CALLS_TO_TARGET", 2)
     monkeypatch.setattr(module, "MAX_CALLS", 3)
@@ -237,7 +239,9 @@ def test_calls_to_one_gateway_and_to_all_are_limited(
     assert again.result == b"re: hello"
 
 
-def test_running_calls_are_limited(gateways: Gateways, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_calls_are_limited(
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_RUNNING", 1)
     gateways.held = Deferred()
     _, second = gateways.start(), gateways.start()
@@ -245,13 +249,13 @@ def test_running_calls_are_limited(gateways: Gateways, monkeypatch: pytest.Monke
     assert isinstance(second.failure, CallRefused)
 
 
-def test_unregistered_gateway_is_not_called(gateways: Gateways) -> None:
+def test_unregistered_gateway_is_not_called(gateways: ConnectedCalls) -> None:
     assert isinstance(Started(gateways.one.call(9, "echo", b"", 1)).failure, CallRefused)
     assert gateways.inboxes.sent == []
 
 
 def test_too_large_payloads_are_refused(
-    gateways: Gateways, monkeypatch: pytest.MonkeyPatch
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_PAYLOAD_BYTES", 10)
     assert isinstance(gateways.start(bytes(11)).failure, CallFailed)
@@ -260,7 +264,7 @@ def test_too_large_payloads_are_refused(
     assert str(waiting.failure) == "the reply is too large"
 
 
-def test_calls_to_a_gateway_that_ended_fail_at_once(gateways: Gateways) -> None:
+def test_calls_to_a_gateway_that_ended_fail_at_once(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda *_: True
     waiting = gateways.start()
     gateways.one.node_gone(2, 199)
@@ -269,7 +273,7 @@ def test_calls_to_a_gateway_that_ended_fail_at_once(gateways: Gateways) -> None:
     assert isinstance(waiting.failure, CallUnanswered)
 
 
-def test_closing_ends_calls_of_both_sides(gateways: Gateways) -> None:
+def test_closing_ends_calls_of_both_sides(gateways: ConnectedCalls) -> None:
     gateways.held = Deferred()
     waiting = gateways.start()
     gateways.run(1)
@@ -280,14 +284,14 @@ def test_closing_ends_calls_of_both_sides(gateways: Gateways) -> None:
     assert gateways.held.called
 
 
-def test_method_has_one_handler(gateways: Gateways) -> None:
+def test_method_has_one_handler(gateways: ConnectedCalls) -> None:
     with pytest.raises(ValueError, match="already"):
         gateways.two.serve("echo", gateways.echo)
 
 
 @given(st.binary(max_size=100))
 def test_garbage_is_ignored(message: bytes) -> None:
-    gateways = Gateways()
+    gateways = ConnectedCalls()
     gateways.two.on_message(message)
     assert gateways.executed == []
 
@@ -306,7 +310,7 @@ def test_garbage_is_ignored(message: bytes) -> None:
     st.integers(0, 100),
 )
 def test_damaged_requests_are_answered_or_ignored(request: Any, cut: int) -> None:
-    gateways = Gateways()
+    gateways = ConnectedCalls()
     message = msgspec.msgpack.encode(request)
     gateways.two.on_message(message[: len(message) - cut % len(message)])
     gateways.two.on_message(message)

@@ -21,7 +21,6 @@ from kafka.protocol.consumer.group import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from storage.pulsar.client.process_stalls import STALL_SECONDS
 
 from gateway.protocol.errors import ErrorCode
 from tests.legacy_clients.brokers import in_pulsar

@@ -42,7 +42,7 @@ def say(*words: object) -> None:
 async def run(node: int, settings: PulsarSettings) -> None:
     client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
     await client.open()
-    medium = PulsarClusterMedium(client, admin, settings, reactor)
+    medium = PulsarClusterMedium(client, client, admin, settings, reactor)
     log = medium.log
     log.when_lost(lambda reason: say("lost", reason))
     await log.open()

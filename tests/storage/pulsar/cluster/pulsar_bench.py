@@ -27,7 +27,7 @@ class PulsarClusterBench:
         settings = replace(self.settings, node=name, **others)
         client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
         await client.open()
-        medium = PulsarClusterMedium(client, admin, settings, reactor)
+        medium = PulsarClusterMedium(client, client, admin, settings, reactor)
         self._opened.append((medium, admin, client))
         await medium.log.open()
         return medium
