@@ -122,7 +122,14 @@ class ClusterNode:
         self._heartbeat_arrived: SharedResult[None] = SharedResult()
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
+<<<<<<< HEAD
         self._is_leaving = False
+=======
+        self._gone: dict[int, str] = {}
+        """Why nodes leave, as far as the controller knows."""
+        self._shards_changed: float | None = None
+        """When a shard was last opened or closed here, None once the change is logged."""
+>>>>>>> 3d66e35 (Test nodes of a cluster on one medium, and log who joins and leads)
         self._is_closed = False
 
     async def start(self) -> None:
@@ -226,23 +233,57 @@ class ClusterNode:
             self._run(self._member.on_reply(message, now))
         elif self._controller is not None:
             self._replayed[message.node.node_id] = message.revision
+            if message.is_leaving:
+                self._gone[message.node.node_id] = "it leaves"
             arrived, self._heartbeat_arrived = self._heartbeat_arrived, SharedResult()
             arrived.succeed(None)
             self._run(self._controller.on_heartbeat(message, now))
 
     def _on_rows(self, rows: Rows) -> None:
-        before = dict(self.image.nodes)
+        before, controller = dict(self.image.nodes), self.image.controller
         for key in self.image.apply(rows):
             _log.error("row of the metadata log cannot be read", key=key)
         for node_id, row in before.items():
             now_row = self.image.nodes.get(node_id)
             if now_row is None or now_row.incarnation != row.incarnation:
                 self.calls.node_gone(node_id, int(row.incarnation, 16))
+        self._log_nodes(before)
+        if controller != self.image.controller:
+            self._log_controller()
         self._show(self.image)
         now = self._clock.seconds()
         self._run(self._member.on_rows(now))
         if self._controller is not None:
             self._run(self._controller.on_rows(now))
+
+    def _log_nodes(self, before: Mapping[int, NodeRow]) -> None:
+        """Log the nodes that joined or left. Only the controller knows why they left."""
+        after = self.image.nodes
+        for node_id, row in before.items():
+            if node_id not in after or after[node_id].registration != row.registration:
+                reason = self._gone.pop(node_id, "no heartbeat")
+                if self._controller is not None:
+                    _log.info("node left the cluster", node=node_id, reason=reason)
+                else:
+                    _log.info("node left the cluster", node=node_id)
+        for node_id, row in after.items():
+            if node_id not in before or before[node_id].registration != row.registration:
+                _log.info("node joined the cluster", node=node_id, host=row.host, pid=row.process)
+
+    def _log_controller(self) -> None:
+        row = self.image.controller
+        if row is None or row.node_id == NO_NODE:
+            _log.info("controller resigned")
+        elif row.incarnation != self.incarnation:
+            # The controller itself has logged it already.
+            _log.info("another gateway is the controller", node=row.node_id, epoch=row.epoch)
+
+    def _log_shards(self, now: float) -> None:
+        """Log the number of open shards once it has not changed for one heartbeat interval."""
+        changed = self._shards_changed
+        if changed is not None and now - changed >= self._timing.heartbeat_interval:
+            self._shards_changed = None
+            _log.info("shards led by this gateway", count=self._leadership.open_count)
 
     def _show(self, image: ClusterImage) -> None:
         """Bring the view up to date."""
@@ -262,6 +303,8 @@ class ClusterNode:
 
     def _on_shard(self, shard: int, state: ShardState) -> None:
         now, epoch = self._clock.seconds(), self._leadership.epoch_of(shard)
+        if state in (ShardState.OPEN, ShardState.CLOSED):
+            self._shards_changed = now
         if state is ShardState.OPEN:
             self._run(self._member.shard_opened(shard, epoch, now))
         elif state is ShardState.CLOSED:
@@ -274,6 +317,7 @@ class ClusterNode:
     def _on_timer(self) -> None:
         self._timer = None
         now = self._clock.seconds()
+        self._log_shards(now)
         self._run(self._member.tick(now))
         if self._controller is not None:
             self._run(self._controller.tick(now))
@@ -281,6 +325,7 @@ class ClusterNode:
     def _on_gone(self, node_id: int) -> None:
         self._watches.pop(node_id, None)
         if self._controller is not None:
+            self._gone.setdefault(node_id, "its process has ended or lost Pulsar")
             self._run(self._controller.on_gone(node_id, self._clock.seconds()))
 
     def _on_role_lost(self, reason: str) -> None:
@@ -293,6 +338,7 @@ class ClusterNode:
     def _end_term(self) -> None:
         self._controller = None
         self._replayed.clear()
+        self._gone.clear()
         for stop in self._watches.values():
             stop()
         self._watches.clear()

@@ -95,6 +95,7 @@ async def open_cluster(
     leadership: Callable[[], ShardLeadership],
     new_id: Callable[[], str],
     failed: Callable[[str], None],
+    random_bits: Callable[[int], int] = randbits,
 ) -> ClusterMembership:
     """Open the cluster of a store. `leadership` makes its part once the shards are known.
 
@@ -104,7 +105,7 @@ async def open_cluster(
     if not store.is_shared:
         return await _open_alone(store, identity, leadership, new_id)
     shared: SharedStore = store  # type: ignore[assignment]
-    return await _join(shared, identity, timing, clock, leadership, new_id, failed)
+    return await _join(shared, identity, timing, clock, leadership, new_id, failed, random_bits)
 
 
 async def _open_alone(
@@ -139,12 +140,18 @@ async def _join(
     leadership: Callable[[], ShardLeadership],
     new_id: Callable[[], str],
     failed: Callable[[str], None],
+    random_bits: Callable[[int], int],
 ) -> ClusterMembership:
     node_id, medium = identity.node_id, store.medium
     await medium.presence.claim(node_id, f"node {node_id}")
     await _prepare(store, clock)
+<<<<<<< HEAD
     cluster_id = await _cluster_id(store, clock, new_id)
     incarnation = randbits(63)
+=======
+    cluster_id = await _cluster_id(store, new_id)
+    incarnation = random_bits(63)
+>>>>>>> 3d66e35 (Test nodes of a cluster on one medium, and log who joins and leads)
     row = NodeRow(
         node_id,
         f"{incarnation:016x}",
@@ -162,7 +169,7 @@ async def _join(
         NodeParts(medium, view, led, store),
         timing,
         clock,
-        randbits(16) / (1 << 16) * timing.heartbeat_interval,
+        random_bits(16) / (1 << 16) * timing.heartbeat_interval,
         store.first_epoch,
         failed,
     )

@@ -146,6 +146,11 @@ class ShardLeadership:
     def is_open(self, shard: int) -> bool:
         return self._shards[shard].state is ShardState.OPEN
 
+    @property
+    def open_count(self) -> int:
+        """Number of open shards."""
+        return sum(one.state is ShardState.OPEN for one in self._shards)
+
     def leads(self, shard: int) -> bool:
         """Whether this gateway leads the shard, open or not."""
         return self._shards[shard].wanted is not None
@@ -257,7 +262,15 @@ class ShardLeadership:
             waiting, one.opened = one.opened, SharedResult()
             waiting.fail(NotLeader(f"this gateway no longer leads shard {one.number}"))
         one.wanted = epoch
+        if epoch is None:
+            self._recheck_held()
         self._proceed(one)
+
+    def _recheck_held(self) -> None:
+        """Let requests that are held until this gateway may serve check their shard again."""
+        if self._serving is not None:
+            waiting, self._serving = self._serving, SharedResult()
+            waiting.succeed(None)
 
     def _move(self, one: _Shard, state: ShardState) -> None:
         if state not in TRANSITIONS[one.state]:

@@ -53,7 +53,7 @@ def test_row_keeps_its_bytes(row, stored):
 
 def test_keys_keep_their_bytes():
     assert [cluster_key(), controller_key(), node_key(7), shard_key(31)] == [
-        b"cluster\0",
+        b"cluster-row\0",
         b"controller\0",
         b"nodes\x007",
         b"shards\x0031",
