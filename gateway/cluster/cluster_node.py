@@ -122,14 +122,11 @@ class ClusterNode:
         self._heartbeat_arrived: SharedResult[None] = SharedResult()
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
-<<<<<<< HEAD
         self._is_leaving = False
-=======
         self._gone: dict[int, str] = {}
         """Why nodes leave, as far as the controller knows."""
         self._shards_changed: float | None = None
         """When a shard was last opened or closed here, None once the change is logged."""
->>>>>>> 3d66e35 (Test nodes of a cluster on one medium, and log who joins and leads)
         self._is_closed = False
 
     async def start(self) -> None:

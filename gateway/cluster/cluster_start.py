@@ -145,13 +145,8 @@ async def _join(
     node_id, medium = identity.node_id, store.medium
     await medium.presence.claim(node_id, f"node {node_id}")
     await _prepare(store, clock)
-<<<<<<< HEAD
     cluster_id = await _cluster_id(store, clock, new_id)
-    incarnation = randbits(63)
-=======
-    cluster_id = await _cluster_id(store, new_id)
     incarnation = random_bits(63)
->>>>>>> 3d66e35 (Test nodes of a cluster on one medium, and log who joins and leads)
     row = NodeRow(
         node_id,
         f"{incarnation:016x}",
