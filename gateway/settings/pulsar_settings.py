@@ -53,8 +53,8 @@ class PulsarStoreSettings(BaseModel):
         le=60_000,
         description=(
             "Time after which a gateway of a cluster that does not answer is replaced by the "
-            "others. A gateway whose process ends is replaced at once. The same for all gateways "
-            "of a cluster."
+            "others. A gateway whose process ends is replaced earlier, after a missing heartbeat. "
+            "The same for all gateways of a cluster."
         ),
     )
     pulsar_token_file: File | None = Field(
