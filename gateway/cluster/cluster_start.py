@@ -24,7 +24,7 @@ from gateway.cluster.forwarding import (
 )
 from gateway.cluster.image import ClusterRow, NodeRow
 from gateway.cluster.session_timing import SessionTiming
-from gateway.cluster.shard_leadership import ShardLeadership
+from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
 from gateway.cluster.view import UNKNOWN, Addresses, ClusterView
 from gateway.coroutines import Clock, sleep
 from storage.cluster import OtherController, SharedStore
@@ -37,6 +37,9 @@ _CLUSTER_ID, _LEADER_EPOCH = b"cluster.id", b"leader.epoch"
 
 #: Seconds between two checks of a store that another gateway prepares.
 PREPARE_SECONDS = 0.1
+
+#: Seconds that the start of a lone cluster waits for its shards. They go on opening afterwards.
+OPEN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,21 @@ class NodeIdentity:
 class ClusterMembership:
     """The cluster as this gateway uses it. A lone cluster has no node.
 
-    `start` begins to open shards, `leave` hands them over within some seconds, `close` ends.
+    `start` begins to open shards, in a lone cluster it waits until they are open. `leave` hands
+    them over within some seconds, `close` ends.
     """
 
     def __init__(
         self,
         view: ClusterView,
         leadership: ShardLeadership,
+        clock: Clock,
         node: ClusterNode | None = None,
         controller: ControllerAccess = LOCAL_CONTROLLER,
     ) -> None:
         self.view = view
         self.leadership = leadership
+        self._clock = clock
         self.node = node
         self.controller = controller
 
@@ -77,6 +83,10 @@ class ClusterMembership:
             return
         for shard in range(self.view.shard_count):
             self.leadership.lead(shard, self.view.epoch_of(shard))
+        try:
+            await self.leadership.wait_for_all(self._clock.seconds() + OPEN_SECONDS)
+        except NotLeader as failure:
+            _log.warning("not all groups and partitions are loaded yet", reason=str(failure))
 
     async def leave(self, seconds: float) -> None:
         if self.node is not None:
@@ -103,7 +113,7 @@ async def open_cluster(
     StorageError, in particular StoreInUse and NodeIdInUse.
     """
     if not store.is_shared:
-        return await _open_alone(store, identity, leadership, new_id)
+        return await _open_alone(store, identity, clock, leadership, new_id)
     shared: SharedStore = store  # type: ignore[assignment]
     return await _join(shared, identity, timing, clock, leadership, new_id, failed, random_bits)
 
@@ -111,6 +121,7 @@ async def open_cluster(
 async def _open_alone(
     store: Store,
     identity: NodeIdentity,
+    clock: Clock,
     leadership: Callable[[], ShardLeadership],
     new_id: Callable[[], str],
 ) -> ClusterMembership:
@@ -129,7 +140,7 @@ async def _open_alone(
     view.set_controller(identity.node_id)
     for shard in range(view.shard_count):
         view.set_leader(shard, identity.node_id, epoch)
-    return ClusterMembership(view, leadership())
+    return ClusterMembership(view, leadership(), clock)
 
 
 async def _join(
@@ -180,7 +191,7 @@ async def _join(
     store.ask_controller(partial(_ask_controller, node.calls, controller_id))
     for method in store.controller_methods:
         node.calls.serve(method, partial(store.answer_call, method))
-    return ClusterMembership(view, led, node, controller)
+    return ClusterMembership(view, led, clock, node, controller)
 
 
 async def _ask_controller(

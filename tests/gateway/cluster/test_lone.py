@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from tests.fakes.broker import ended, open_environment
-from tests.fakes.memory_store import Medium
+import pytest
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock
+
+from gateway.cluster.cluster_start import (
+    OPEN_SECONDS,
+    NodeIdentity,
+    open_cluster,
+)
+from gateway.cluster.session_timing import SessionTiming
+from gateway.cluster.shard_leadership import MAX_RETRY_SECONDS, ShardLeadership
+from storage.log import StorageFailed
+from tests.fakes.broker import Started, ended, open_environment
+from tests.fakes.memory_store import Medium, MemoryStore
 
 
 def test_all_shards_are_led_with_a_greater_epoch_after_each_start():
@@ -23,3 +35,53 @@ def test_cluster_id_is_kept():
     ended(first.store.close())
     medium.tables["cluster"][b"cluster.id"] = b"B" * 22
     assert open_environment(medium).broker.cluster.cluster_id == "B" * 22
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store():
+    return MemoryStore(shard_count=2)
+
+
+@pytest.fixture
+def starting(store, clock):
+    """The start of a lone cluster on a store that does not open shards yet."""
+    store.refuse_shards = StorageFailed("disk")
+    ended(store.open())
+    leadership = ShardLeadership(store, clock, ensureDeferred)
+    membership = ended(
+        open_cluster(
+            store,
+            NodeIdentity(0, {}, "test"),
+            SessionTiming.of(3.0),
+            clock,
+            lambda: leadership,
+            lambda: "A" * 22,
+            pytest.fail,
+        )
+    )
+    return Started(membership.start())
+
+
+def test_start_waits_until_all_shards_are_open(store, clock, starting):
+    clock.advance(1)
+    assert not starting.is_done
+    store.refuse_shards = None
+    clock.advance(MAX_RETRY_SECONDS)
+    assert starting.result is None
+    assert {shard for shard, _ in store.shards_opened} == {0, 1}
+
+
+def test_start_ends_without_its_shards_after_a_minute(store, clock, starting, caplog):
+    for _ in range(int(OPEN_SECONDS)):
+        assert not starting.is_done
+        clock.advance(1)
+    assert starting.result is None
+    assert "not all groups and partitions are loaded yet" in caplog.text
+    store.refuse_shards = None
+    clock.advance(MAX_RETRY_SECONDS)
+    assert {shard for shard, _ in store.shards_opened} == {0, 1}
