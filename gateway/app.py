@@ -18,7 +18,7 @@ from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
 from gateway import logs, version
 from gateway.broker import Broker
-from gateway.cluster.cluster_start import NodeIdentity, open_cluster
+from gateway.cluster.cluster_start import ClusterMembership, NodeIdentity, open_cluster
 from gateway.cluster.forwarding import ControllerAccess
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
@@ -51,6 +51,7 @@ from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.file_appender import Rotation
 from gateway.traffic.line_writer import LineWriter
 from gateway.traffic.log_files import RetentionLimits, TrafficFolder
+from gateway.traffic.traffic_forwarding import TrafficForwarding, serve_traffic_rows
 from gateway.traffic.traffic_log import (
     NO_TRAFFIC_LOG,
     LineSink,
@@ -164,7 +165,9 @@ async def open_broker(
         scram_credentials=scram_credentials,
         client_quotas=client_quotas,
         quota_usage=_make_quota_usage(settings, client_quotas, clock),
-        traffic=open_traffic(settings, cluster.cluster_id, clock, topics, run, start),
+        traffic=open_traffic(
+            settings, cluster.cluster_id, clock, topics, run, start, _traffic_forwarding(membership)
+        ),
         audit=open_audit(settings),
         authorizer=authorizer,
         tenants=make_tenants(settings),
@@ -172,6 +175,7 @@ async def open_broker(
     )
     if membership.node is not None:
         serve_calls(membership.node.calls, broker, membership.revision)
+        serve_traffic_rows(membership.node.calls, topics, now)
     await membership.start()
     return broker
 
@@ -285,6 +289,7 @@ def open_traffic(
     topics: Topics,
     run: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
+    forwarding: TrafficForwarding | None = None,
 ) -> RecorderFactory:
     """Start the traffic log if the settings request one.
 
@@ -316,6 +321,7 @@ def open_traffic(
                 clock=clock,
                 run=run,
                 start=start,
+                forwarding=forwarding,
             )
         )
     if not sinks:
@@ -335,6 +341,12 @@ def open_traffic(
     )
     log.start()
     return log
+
+
+def _traffic_forwarding(membership: ClusterMembership) -> TrafficForwarding | None:
+    if membership.node is None:
+        return None
+    return TrafficForwarding(membership.node.calls, membership.view)
 
 
 def open_audit(settings: Settings) -> AuditLog:

@@ -71,8 +71,8 @@ MAY_IMPORT = {
         "auth", "storage",
     },
     "gateway/traffic": {
-        "gateway/topics", "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS,
-        "auth", "records", "storage",
+        "gateway/topics", "gateway/partitions", "gateway/cluster", "gateway/protocol/wire", ERRORS,
+        BASICS, "auth", "records", "storage",
     },
     "gateway/fetch": {
         "gateway/partitions", "gateway/protocol/wire", ERRORS, BASICS, "records", "storage",

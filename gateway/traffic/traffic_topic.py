@@ -1,4 +1,8 @@
-"""Writes the rows of the traffic log to a topic, for consumers that read them as they arrive."""
+"""Writes the rows of the traffic log to a topic, for consumers that read them as they arrive.
+
+All gateways of a cluster write to its one partition, through the gateway that leads it. After a
+failure there, rows may be in the topic twice; they are equal in `process` and `sequence`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.coroutines import Clock, SharedResult
-from gateway.partitions.partition import Partition
+from gateway.coroutines import Clock, SharedResult, sleep
 from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
+from gateway.topics.topic_state import TopicState
 from gateway.traffic.dropped_lines import DroppedLines
+from gateway.traffic.traffic_forwarding import TrafficForwarding
 from records import HEADER_BYTES, Codec, build_batch, read_header
 from records.codecs import compress
 from storage.plain_records import PlainBatch, PlainRecord
@@ -24,12 +29,19 @@ from storage.plain_records import PlainBatch, PlainRecord
 #: batches.
 BATCH_BYTES = 256 << 10
 
+#: Seconds for which a batch is tried again while the partition moves to another gateway, and
+#: between two attempts.
+MOVE_SECONDS, RETRY_SECONDS = 30.0, 0.5
+
+#: Errors of a partition that moves, or of a topic whose controller does.
+_MOVING = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE)
+
 
 class TopicSink:
     """Appends rows in order, one batch at a time; at most `max_bytes` wait.
 
     `run` runs a function on another thread, `start` a coroutine in the background. The topic is
-    created with `configs` when it is first written to.
+    created with `configs` when it is first written to. `forwarding` is for a cluster of gateways.
     """
 
     def __init__(
@@ -43,8 +55,10 @@ class TopicSink:
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
         start: Callable[[Coroutine[Any, Any, None]], None],
+        forwarding: TrafficForwarding | None = None,
     ) -> None:
         self._topics = topics
+        self._forwarding = forwarding
         self._configs = configs
         self._dropped = dropped
         self._max_bytes = max_bytes
@@ -96,19 +110,39 @@ class TopicSink:
         now = self._now()
         for batch, count in await self._run(_batches, lines, now):
             try:
-                partition = await self._partition()
-                await partition.append_batch(memoryview(batch), read_header(batch), now)
+                await self._append_while_moving(batch, now)
             except KafkaError as failure:
                 self._dropped.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
 
-    async def _partition(self) -> Partition:
+    async def _append_while_moving(self, batch: bytearray, now: int) -> None:
+        """Append a batch, and try again while the partition moves to another gateway."""
+        until = self._clock.seconds() + MOVE_SECONDS
+        while True:
+            try:
+                await self._append_batch(batch, now)
+                return
+            except KafkaError as failure:
+                is_moving = self._forwarding is not None and failure.code in _MOVING
+                if not is_moving or self._clock.seconds() >= until:
+                    raise
+            await sleep(self._clock, RETRY_SECONDS)
+
+    async def _append_batch(self, batch: bytearray, now: int) -> None:
+        topic_id = (await self._topic()).topic.topic_id
+        if self._forwarding is not None and self._forwarding.is_needed(topic_id):
+            await self._forwarding.append(topic_id, bytes(batch))
+            return
+        partition = await self._topics.partition(TRAFFIC_TOPIC, 0)
+        await partition.append_batch(memoryview(batch), read_header(batch), now)
+
+    async def _topic(self) -> TopicState:
         if self._topics.get(TRAFFIC_TOPIC) is None:
             try:
                 await self._topics.create(TRAFFIC_TOPIC, 1, self._configs)
             except KafkaError as failure:
                 if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
-        return await self._topics.partition(TRAFFIC_TOPIC, 0)
+        return self._topics.require(TRAFFIC_TOPIC)
 
 
 def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:

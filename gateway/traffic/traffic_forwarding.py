@@ -1,0 +1,64 @@
+"""Appends rows to the traffic topic at its leader, if that is another gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from struct import error
+
+from gateway.cluster.calls import CallError, CallFailed, CallRefused, Calls
+from gateway.cluster.view import ClusterView
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.topics.registry import Topics
+from gateway.topics.topic_names import TRAFFIC_TOPIC
+from records import read_header
+
+APPEND_ROWS = "append-traffic-rows"
+
+#: Seconds for one attempt.
+CALL_SECONDS = 10.0
+
+
+class TrafficForwarding:
+    """Sends batches of rows to the node that leads the traffic topic's only partition."""
+
+    def __init__(self, calls: Calls, cluster: ClusterView) -> None:
+        self._calls = calls
+        self._cluster = cluster
+
+    def is_needed(self, topic_id: bytes) -> bool:
+        """Whether another node leads the partition, or none does."""
+        return self._cluster.leader_of(topic_id, 0) != self._cluster.node_id
+
+    async def append(self, topic_id: bytes, batch: bytes) -> None:
+        """Append a batch at the leader. After an error it may have been appended.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if a later attempt may succeed.
+        """
+        leader = self._cluster.leader_of(topic_id, 0)
+        try:
+            await self._calls.call(leader, APPEND_ROWS, batch, CALL_SECONDS)
+        except CallFailed as failure:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
+        except CallError as failure:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, str(failure)) from failure
+
+
+def serve_traffic_rows(calls: Calls, topics: Topics, now: Callable[[], int]) -> None:
+    """Append the rows of other gateways. `now()` is in ms since 1970."""
+    calls.serve(APPEND_ROWS, partial(_append, topics, now))
+
+
+async def _append(topics: Topics, now: Callable[[], int], batch: bytes) -> bytes:
+    rows = bytearray(batch)
+    try:
+        partition = await topics.partition(TRAFFIC_TOPIC, 0)
+        await partition.append_batch(memoryview(rows), read_header(rows), now())
+    except KafkaError as failure:
+        reason = failure.message or failure.code.name
+        if failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            raise CallRefused(reason) from failure
+        raise CallFailed(reason) from failure
+    except error as failure:
+        raise CallFailed(f"not a batch: {failure}") from failure
+    return b""
