@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import (
@@ -29,6 +30,7 @@ from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsRespons
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
 from gateway.protocol.errors import ErrorCode
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.cluster.gateways import (
     Gateways,
@@ -56,6 +58,8 @@ SETTINGS = {
     "authorizer": "acls",
     "super_users": "User:ANONYMOUS",
     "sasl_enabled_mechanisms": "SCRAM-SHA-256",
+    "traffic_topic": "true",
+    "traffic_log_interval_ms": 1000,
 }
 
 
@@ -92,6 +96,30 @@ def at_each(gateways: Gateways, look: Callable[[Peer], Any]) -> list[Any]:
 def becomes(gateways: Gateways, look: Callable[[Peer], Any], expected: Any) -> None:
     """Wait until every node gives this answer. Nodes follow the metadata log."""
     gateways.until(lambda: at_each(gateways, look), lambda found: found == [expected] * NODES)
+
+
+def test_traffic_topic_has_rows_of_all_nodes(gateways: Gateways) -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": gateways.bootstrap,
+            "group.id": "reports",
+            "auto.offset.reset": "earliest",
+            "topic.metadata.refresh.interval.ms": 500,
+        }
+    )
+    consumer.subscribe([TRAFFIC_TOPIC])
+    nodes = set()
+
+    def read() -> set[int]:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            nodes.add(msgspec.json.decode(message.value())["node"])
+        return nodes
+
+    try:
+        gateways.until(read, lambda found: found == {*gateways.nodes})
+    finally:
+        consumer.close()
 
 
 def result(futures: Any) -> Any:
