@@ -1,6 +1,6 @@
-"""Periodic jobs.
+"""Periodic jobs, and what remains to be done after another gateway has deleted a topic.
 
-They apply retention, expire idle producers, committed offsets and fetch sessions, and compact
+The jobs apply retention, expire idle producers, committed offsets and fetch sessions, and compact
 partitions. Each job works in small steps, between which the reactor serves requests.
 """
 
@@ -18,7 +18,7 @@ from gateway.groups.offsets.offset_expiry import OffsetExpiry
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import TopicState
-from storage.log import StorageError
+from storage.log import StorageError, Topic
 
 _log = logs.get_logger(__name__)
 
@@ -50,6 +50,7 @@ class Housekeeping:
             self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms
         )
         self._schedule(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
+        self._broker.store.watch_deletions(lambda topic: self._start(self._forget(topic)))
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -102,6 +103,11 @@ class Housekeeping:
             # The topic may have been listed again meanwhile.
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
+
+    async def _forget(self, topic: Topic) -> None:
+        """Delete the remaining state of a topic that another gateway has deleted."""
+        await self._broker.topics.forget(topic)
+        await self._broker.offsets.delete_topic(topic)
 
     async def _apply_retention(self, live: TopicState) -> None:
         for index in range(live.topic.partitions):

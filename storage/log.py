@@ -394,6 +394,14 @@ class Store(Protocol):
         """
         ...
 
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        """Call `on_deletion` after another gateway of the cluster deleted a topic for good.
+
+        The topic cannot reappear, unlike one that another program deleted. The watchers of topics
+        are called before. `on_deletion` must be cheap and must not raise.
+        """
+        ...
+
     def canonical(self, name: str) -> str:
         """The key in `topics` for any accepted form of a topic name.
 

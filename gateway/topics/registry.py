@@ -482,6 +482,11 @@ class Topics:
         """Return whether the topic was deleted externally and its state is still kept."""
         return topic_id in self._deleted_by_others
 
+    async def forget(self, topic: Topic) -> None:
+        """Forget a topic that another gateway has deleted for good."""
+        self._deleted_by_others.pop(topic.topic_id, None)
+        await self._snapshots.delete(topic)
+
     async def forget_deleted(self, before: int) -> list[Topic]:
         """Forget topics that were deleted externally before `before` (ms); return them, each once.
 

@@ -169,6 +169,9 @@ class LmdbStore:
     def watch_topics(self, on_change: Callable[[], None]) -> None:
         """Never called: no other process writes to this store."""
 
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        """Never called, like `watch_topics`."""
+
     def canonical(self, name: str) -> str:
         if "/" in name:
             raise ValueError("a topic name of this store has no slash")

@@ -244,6 +244,9 @@ class PulsarStore:
     def watch_topics(self, on_change: Callable[[], None]) -> None:
         self._catalog.watch(on_change)
 
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        self._catalog.watch_deletions(on_deletion)
+
     def canonical(self, name: str) -> str:
         return self._catalog.canonical(name)
 

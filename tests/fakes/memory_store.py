@@ -353,6 +353,7 @@ class MemoryStore:
         self.tell_lost: Callable[[str], None] = lambda reason: None
         self.tell_shard_lost: Callable[[int, str], None] = lambda shard, reason: None
         self.tell_topics: Callable[[], None] = lambda: None
+        self.tell_deletion: Callable[[Topic], None] = lambda topic: None
         self.may_be_lost = False
         self.confirming: Deferred[None] = Deferred()
 
@@ -463,6 +464,9 @@ class MemoryStore:
     def watch_topics(self, on_change: Callable[[], None]) -> None:
         self.tell_topics = on_change
 
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        self.tell_deletion = on_deletion
+
     def canonical(self, name: str) -> str:
         if "/" not in name:
             return name
@@ -487,6 +491,12 @@ class MemoryStore:
                 self._delete(name)
         self.medium.topics.update(wanted)
         self.tell_topics()
+
+    def deleted_by_gateway(self, name: str) -> None:
+        """Another gateway of the cluster deletes a topic."""
+        topic = self.medium.topics[name]
+        self.outside([one for one in self.medium.topics.values() if one.name != name])
+        self.tell_deletion(topic)
 
     def unlisted(self) -> None:
         """The list of topics is temporarily empty.

@@ -159,6 +159,10 @@ class TopicCatalog:
         """`Store.watch_topics`."""
         self._view.watch(on_change)
 
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        """`Store.watch_deletions`."""
+        self._view.watch_deletions(on_deletion)
+
     def canonical(self, name: str) -> str:
         """`Store.canonical`."""
         return self.names.canonical(name)

@@ -23,6 +23,7 @@ class KnownTopics:
         self._topics: dict[str, Topic] = {}
         self.topics: Mapping[str, Topic] = MappingProxyType(self._topics)
         self._watchers: list[Callable[[], None]] = []
+        self._deletion_watchers: list[Callable[[Topic], None]] = []
         self._locks: dict[str, DeferredLock] = {}
         self._changed: set[str] = set()
 
@@ -80,6 +81,13 @@ class KnownTopics:
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
+
+    def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
+        self._deletion_watchers.append(on_deletion)
+
+    def notify_deleted(self, topic: Topic) -> None:
+        for watcher in self._deletion_watchers:
+            watcher(topic)
 
     def notify(self) -> None:
         for watcher in self._watchers:

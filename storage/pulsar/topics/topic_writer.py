@@ -83,5 +83,15 @@ class TopicWriter:
                 name = self._names_by_key[key] = found.topic.name
             if name is not None:
                 seen[name] = found
+        deleted = [
+            before.topic
+            for name, found in seen.items()
+            if found is None
+            and (before := self._view.by_name.get(name)) is not None
+            and before.is_being_deleted
+            and name not in self._own_changes
+        ]
         if self._view.merge(seen) - self._own_changes:
             self._view.notify()
+        for topic in deleted:
+            self._view.notify_deleted(topic)

@@ -137,6 +137,22 @@ def test_state_of_externally_deleted_topic_expires(env):
     assert not env.broker.offsets.has("g")
 
 
+def test_state_of_topic_deleted_by_another_gateway_is_deleted_at_once(env):
+    env.store.outside([Topic("orders", ID, 1)])
+    env.partition()
+    ended(env.broker.topics.save(env.partition()))
+    commit(env)
+    Housekeeping(env.broker, env.background).start()
+    env.store.deleted_by_gateway("orders")
+    assert (
+        env.store.medium.tables["offsets"],
+        env.store.medium.tables["producers"],
+        env.bugs,
+    ) == ({}, {}, [])
+    assert not env.broker.offsets.has("g")
+    assert not env.broker.topics.may_reappear(ID)
+
+
 def test_topic_missing_briefly_keeps_offsets(env):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)

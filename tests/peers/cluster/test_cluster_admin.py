@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -149,6 +149,25 @@ def test_topic_changes_at_one_node_are_seen_at_all(
         )
     result(admins[1].delete_topics(["changing"]))
     becomes(gateways, count, 0)
+
+
+def test_offsets_of_a_deleted_topic_are_deleted_at_their_coordinators(
+    gateways: Gateways, admins: dict[int, AdminClient]
+) -> None:
+    create_topic(gateways.nodes[1].bootstrap, "leaving", 1)
+    groups = [f"leaving-{number}" for number in range(6)]
+    for group in groups:
+        consumer = Consumer({"bootstrap.servers": gateways.bootstrap, "group.id": group})
+        consumer.commit(offsets=[TopicPartition("leaving", 0, 5)], asynchronous=False)
+        consumer.close()
+
+    def listed() -> set[str]:
+        found = admins[1].list_consumer_groups().result(SECONDS).valid
+        return {one.group_id for one in found} & {*groups}
+
+    assert listed() == {*groups}
+    result(admins[2].delete_topics(["leaving"]))
+    gateways.until(listed, lambda found: not found)
 
 
 def test_a_node_knows_what_it_has_changed_when_it_answers(gateways: Gateways) -> None:

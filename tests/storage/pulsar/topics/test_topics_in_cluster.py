@@ -40,6 +40,8 @@ class GatewayCatalog:
         )
         self.told: list[list[str]] = []
         self.catalog.watch(lambda: self.told.append(sorted(self.catalog.topics)))
+        self.deletions: list[str] = []
+        self.catalog.watch_deletions(lambda topic: self.deletions.append(topic.name))
 
 
 class TwoGateways:
@@ -244,6 +246,25 @@ def test_topic_is_deleted_after_all_gateways_closed_its_logs(cluster: TwoGateway
     assert cluster.pulsar.partitions == {}
     assert cluster.following.catalog.topic_ids == set()
     assert list(cluster.log.rows) == [EMPTY_ROW]
+
+
+def test_followers_notice_deletions_once_they_are_final(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.waits_for_replay = True
+    deleting = begin(cluster.leading.catalog.delete("orders"))
+    assert cluster.following.deletions == []
+    cluster.replayed[0].callback(None)
+    get(deleting)
+    assert cluster.following.deletions == ["orders"]
+    assert cluster.leading.deletions == []
+
+
+def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    del cluster.pulsar.partitions[THERE + "orders"]
+    cluster.refresh()
+    assert names(cluster.following) == []
+    assert cluster.following.deletions == []
 
 
 def test_topic_returns_if_a_gateway_does_not_close_its_logs(cluster: TwoGateways) -> None:
