@@ -55,6 +55,9 @@ _log = logs.get_logger(__name__)
 #: First byte of an inbox message: of the state machines, or of `Calls`.
 _OF_CLUSTER, _OF_CALLS = b"\1", b"\2"
 
+#: Shortest timer, in seconds.
+MIN_TIMER_SECONDS = 0.001
+
 Action = ControllerAction | MemberAction
 
 
@@ -365,7 +368,8 @@ class ClusterNode:
         deadline = self._member.next_deadline
         if self._controller is not None:
             deadline = min(deadline, self._controller.next_deadline)
-        pause = max(deadline - self._clock.seconds(), 0)
+        # Not 0: rounded, a deadline may be greater than the time at which its timer fires.
+        pause = max(deadline - self._clock.seconds(), MIN_TIMER_SECONDS)
         self._timer = call_later(self._clock, pause, self._on_timer)
 
     def _carry_out(self, action: Action) -> None:

@@ -1,0 +1,251 @@
+"""Nodes on one medium: who leads what, after each kind of failure."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.cluster.member import Member
+from gateway.cluster.shard_leadership import NotLeader
+from tests.fakes.broker import Started
+from tests.gateway.cluster.nodes.node_group import SHARDS, TIMING, NodeGroup, NodeProcess
+
+ALL = set(range(SHARDS))
+JOINED = "node joined the cluster"
+
+
+@pytest.fixture
+def group() -> NodeGroup:
+    return NodeGroup()
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+    found = [record.__dict__ for record in caplog.records if record.levelno >= logging.INFO]
+    return [(one["event"], one["fields"]) for one in found]
+
+
+def counts(*processes: NodeProcess) -> list[int]:
+    """Number of open shards of each. They are disjoint, complete, and as each of them sees it."""
+    led = [process.open_shards for process in processes]
+    assert set.union(*led) == ALL
+    assert sum(map(len, led)) == SHARDS
+    for seen_by in processes:
+        view = seen_by.membership.view
+        for process, shards in zip(processes, led, strict=True):
+            seen = {shard for shard in ALL if view._leaders[shard] == process.node.node_id}
+            assert seen == shards
+    return sorted(map(len, led))
+
+
+def test_first_node_is_controller_and_leads_all_shards(group):
+    one = group.join(1)
+    assert one.node.is_controller
+    assert one.store.is_leading
+    assert one.open_shards == ALL
+    assert group.opened == [(shard, 5) for shard in range(SHARDS)]
+    assert one.membership.view.controller_id == 1
+
+
+def test_shards_are_balanced_when_nodes_join(group):
+    one, two = group.join(1), group.join(2)
+    assert counts(one, two) == [4, 4]
+    three = group.join(3)
+    assert counts(one, two, three) == [2, 3, 3]
+    assert [process.node.is_controller for process in (one, two, three)] == [True, False, False]
+    assert {process.membership.view.controller_id for process in (one, two, three)} == {1}
+
+
+def test_shards_of_a_killed_member_move_without_waiting_for_its_session(group):
+    one, two = group.join(1), group.join(2)
+    two.kill()
+    group.run(1)
+    assert counts(one) == [8]
+    assert one.membership.view.nodes("PLAINTEXT") == [one.membership.view.find_node(1, "PLAINTEXT")]
+
+
+def test_another_node_replaces_a_killed_controller(group):
+    one, two, three = group.join(1), group.join(2), group.join(3)
+    one.kill()
+    group.run(3)
+    assert counts(two, three) == [4, 4]
+    (controller,) = [process for process in (two, three) if process.node.is_controller]
+    assert controller.store.is_leading
+    assert controller.membership.view.controller_id == controller.node.node_id
+
+
+def test_lost_shard_is_opened_again_by_its_leader(group):
+    one = group.join(1)
+    group.opened.clear()
+    one.store.lose_shard(3)
+    group.run(1)
+    assert group.opened == [(3, 5)]
+    assert one.open_shards == ALL
+
+
+def cut_off(group: NodeGroup, process: NodeProcess) -> None:
+    """Nothing reaches this process, and its heartbeats are lost."""
+    process.medium.suspend()
+    group.medium.loses = lambda node_id, message: node_id != process.node.node_id
+
+
+def connect_again(group: NodeGroup, process: NodeProcess) -> None:
+    group.medium.loses = lambda node_id, message: False
+    process.medium.resume()
+
+
+def test_shards_opened_by_their_next_leader_are_given_up(group):
+    one, two = group.join(1), group.join(2)
+    cut_off(group, two)
+    group.run(TIMING.session_timeout + 0.1)
+    assert one.open_shards == ALL
+    assert not two.node.has_lease
+    two.medium.resume()
+    group.run(0.1)
+    assert two.open_shards == set()
+    connect_again(group, two)
+    group.run(5)
+    assert counts(one, two) == [4, 4]
+
+
+def test_requests_are_held_without_a_lease_and_served_when_it_is_back(group):
+    one, two = group.join(1), group.join(2)
+    shard = min(two.open_shards)
+    # Its heartbeats arrive, their answers do not.
+    two.medium.suspend()
+    group.run(TIMING.lease - 2 * TIMING.heartbeat_interval)
+    assert two.node.has_lease
+    group.run(2 * TIMING.heartbeat_interval + 0.1)
+    assert not two.node.has_lease
+    asking = Started(two.membership.leadership.wait(shard, 30))
+    assert not asking.is_done
+    two.medium.resume()
+    group.run(1)
+    assert asking.result is None
+    assert counts(one, two) == [4, 4]
+
+
+def test_held_request_is_refused_when_another_node_leads(group):
+    group.join(1)
+    two = group.join(2)
+    shard = min(two.open_shards)
+    cut_off(group, two)
+    group.run(TIMING.lease + 0.1)
+    asking = Started(two.membership.leadership.wait(shard, 30))
+    group.run(TIMING.session_timeout - TIMING.lease)
+    assert not asking.is_done
+    connect_again(group, two)
+    group.run(0.1)
+    with pytest.raises(NotLeader, match="does not lead"):
+        assert asking.result
+
+
+def test_controller_without_messages_is_replaced_by_force(group):
+    one, two = group.join(1), group.join(2)
+    group.medium.loses = lambda node_id, message: True
+    group.run(TIMING.force_after - 0.1)
+    assert one.node.is_controller
+    group.run(2 * TIMING.heartbeat_interval + 0.2)
+    assert not one.node.is_controller
+    assert two.node.is_controller
+    group.medium.loses = lambda node_id, message: False
+    group.run(5)
+    assert counts(one, two) == [4, 4]
+
+
+def test_timer_of_a_node_is_at_least_one_millisecond_long(group, monkeypatch):
+    one = group.join(1)
+    now = group.clock.seconds()
+    # A deadline that has passed: the timer would fire at once, for ever.
+    monkeypatch.setattr(Member, "next_deadline", property(lambda member: now))
+    one.node._on_timer()
+    timers = [call.getTime() - now for call in group.clock.getDelayedCalls()]
+    assert min(timers) >= 0.001
+
+
+def test_leaving_hands_over_all_shards_before_it_ends(group):
+    one, two = group.join(1), group.join(2)
+    leaving = Started(one.membership.leave(10))
+    group.run(3)
+    assert leaving.result is None
+    assert not one.node.is_controller
+    assert one.open_shards == set()
+    assert two.open_shards == ALL
+    assert two.node.is_controller
+
+
+def test_last_node_leaves_at_once(group):
+    one = group.join(1)
+    leaving = Started(one.membership.leave(10))
+    group.run(1)
+    assert leaving.result is None
+
+
+def test_leaving_ends_in_time_without_a_controller(group):
+    one, two = group.join(1), group.join(2)
+    group.medium.loses = lambda node_id, message: True
+    leaving = Started(two.membership.leave(1))
+    group.run(0.9)
+    assert not leaving.is_done
+    group.run(0.2)
+    assert leaving.result is None
+    assert one.node.is_controller
+
+
+def test_role_taken_by_force_ends_the_term(group):
+    one, two = group.join(1), group.join(2)
+    taking = Started(two.medium.log.acquire(True))
+    group.run(0.1)
+    assert taking.result is None
+    assert not one.node.is_controller
+    assert not one.store.is_leading
+
+
+def test_controller_knows_what_the_nodes_have_replayed(group):
+    one, two = group.join(1), group.join(2)
+    revision = one.medium.log.revision
+    group.run(1)
+    assert one.node.replayed_revisions() == {1: revision, 2: revision}
+    waiting = Started(one.node.wait_until_replayed())
+    assert waiting.result is None
+    two.medium.suspend()
+    Started(one.medium.log.put({b"acls\0a": b"1"}))
+    group.run(0.01)
+    waiting = Started(one.node.wait_until_replayed())
+    group.run(0.5)
+    assert not waiting.is_done
+    two.medium.resume()
+    group.run(0.5)
+    assert waiting.is_done
+
+
+def test_changes_of_nodes_are_logged(group, caplog):
+    caplog.set_level(logging.INFO)
+    one, two = group.join(1), group.join(2)
+    group.run(1)
+    # Both gateways log node 2, the first one also itself.
+    joined = [fields["node"] for event, fields in events(caplog) if event == JOINED]
+    assert joined == [1, 2, 2]
+    caplog.clear()
+    two.kill()
+    group.run(2)
+    assert events(caplog) == [
+        (
+            "node left the cluster",
+            {"node": 2, "reason": "its process has ended or lost Pulsar"},
+        ),
+        ("shards led by this gateway", {"count": SHARDS}),
+    ]
+    assert one.node.is_controller
+
+
+def test_lines_about_shards_do_not_depend_on_their_number(group, caplog):
+    caplog.set_level(logging.INFO)
+    group.join(1)
+    group.run(1)
+    assert sorted(event for event, _ in events(caplog)) == [
+        JOINED,
+        "shards led by this gateway",
+        "this gateway is the controller",
+    ]

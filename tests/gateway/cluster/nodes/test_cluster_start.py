@@ -1,0 +1,81 @@
+"""How a gateway joins: the node id, a new store, and what keeps it from starting."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.cluster import NodeIdInUse
+from storage.log import StoreInUse
+from tests.fakes.broker import Started
+from tests.gateway.cluster.nodes.node_group import NodeGroup
+
+
+@pytest.fixture
+def group() -> NodeGroup:
+    return NodeGroup()
+
+
+def test_nodes_that_start_together_agree_on_one_cluster(group):
+    processes = [group.join(number, seconds=0) for number in (1, 2, 3)]
+    group.run(8)
+    assert {process.membership.view.cluster_id for process in processes} == {"A" * 22}
+    assert sum(process.node.is_controller for process in processes) == 1
+    assert sorted(len(process.open_shards) for process in processes) == [2, 3, 3]
+
+
+def test_node_waits_while_another_gateway_prepares_the_store(group):
+    other = group.medium.process("other")
+    Started(other.log.acquire(False))
+    group.run(0.1)
+    process = group.join(1, seconds=1)
+    assert process.joining is not None
+    assert not process.joining.is_done
+    Started(other.log.put({b"layout\0shards": b"8", b"cluster\0cluster.id": b"B" * 22}))
+    group.run(1)
+    assert process.membership.view.cluster_id == "B" * 22
+    assert not process.node.is_controller
+
+
+def test_node_waits_until_the_controller_has_stored_the_cluster_id(group):
+    other = group.medium.process("other")
+    Started(other.log.acquire(False))
+    group.run(0.1)
+    Started(other.log.put({b"layout\0shards": b"8"}))
+    process = group.join(1, seconds=1)
+    assert process.joining is not None
+    assert not process.joining.is_done
+    Started(other.log.put({b"cluster\0cluster.id": b"B" * 22}))
+    group.run(1)
+    assert process.membership.view.cluster_id == "B" * 22
+
+
+def test_node_stores_a_cluster_id_if_the_controller_ended_before_it_did(group):
+    other = group.medium.process("other")
+    Started(other.log.acquire(False))
+    group.run(0.1)
+    Started(other.log.put({b"layout\0shards": b"8"}))
+    process = group.join(1, seconds=1)
+    other.kill()
+    group.run(5)
+    assert process.membership.view.cluster_id == "A" * 22
+    assert process.node.is_controller
+
+
+def test_node_id_in_use_is_refused_and_names_the_holder(group):
+    group.join(1)
+    second = group.join(1, "second")
+    with pytest.raises(NodeIdInUse, match="node id 1 is in use by node 1"):
+        assert second.membership
+
+
+def test_store_of_an_older_gateway_is_refused(group):
+    group.medium.held_alone = "gateway two"
+    with pytest.raises(StoreInUse, match="in use by gateway two"):
+        assert group.join(1).membership
+
+
+def test_loss_of_the_node_id_is_reported(group):
+    one = group.join(1)
+    one.medium.presence.take_away("node id 1 is in use by another process")
+    group.run(0.1)
+    assert one.failures == ["node id 1 is in use by another process"]
