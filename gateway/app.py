@@ -121,6 +121,7 @@ async def open_broker(
         failed,
     )
     cluster, leadership = membership.view, membership.leadership
+    settings = settings.model_copy(update={"node_id": cluster.node_id})
     controller = controller or membership.controller
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
@@ -166,9 +167,16 @@ async def open_broker(
         client_quotas=client_quotas,
         quota_usage=_make_quota_usage(settings, client_quotas, clock),
         traffic=open_traffic(
-            settings, cluster.cluster_id, clock, topics, run, start, _traffic_forwarding(membership)
+            settings,
+            cluster.node_id,
+            cluster.cluster_id,
+            clock,
+            topics,
+            run,
+            start,
+            _traffic_forwarding(membership),
         ),
-        audit=open_audit(settings),
+        audit=open_audit(settings, cluster.node_id),
         authorizer=authorizer,
         tenants=make_tenants(settings),
         controller=controller,
@@ -284,6 +292,7 @@ async def _open(part: _T) -> _T:
 
 def open_traffic(
     settings: Settings,
+    node_id: int,
     cluster: str,
     clock: Clock,
     topics: Topics,
@@ -303,7 +312,7 @@ def open_traffic(
     began = now_ms()
     sinks: list[LineSink] = []
     if settings.traffic_log is not None:
-        sinks.append(_line_files(settings, "traffic_log", settings.traffic_log, began))
+        sinks.append(_line_files(settings, node_id, "traffic_log", settings.traffic_log, began))
     if settings.traffic_topic:
         losses = DroppedLines(time.monotonic)
         configs = {
@@ -328,7 +337,7 @@ def open_traffic(
         return NO_TRAFFIC_LOG
     log = TrafficLog(
         sinks,
-        settings.node_id,
+        node_id,
         cluster,
         start=began,
         now=now_ms,
@@ -349,7 +358,7 @@ def _traffic_forwarding(membership: ClusterMembership) -> TrafficForwarding | No
     return TrafficForwarding(membership.node.calls, membership.view)
 
 
-def open_audit(settings: Settings) -> AuditLog:
+def open_audit(settings: Settings, node_id: int) -> AuditLog:
     """Start the audit log if the settings request one.
 
     It is rotated, compressed and kept like the traffic log. Raises ValueError for a folder that
@@ -357,11 +366,11 @@ def open_audit(settings: Settings) -> AuditLog:
     """
     if settings.audit_log is None:
         return NO_AUDIT_LOG
-    files = _line_files(settings, "audit_log", settings.audit_log, now_ms())
-    return AuditFiles(files, settings.node_id, now_ms)
+    files = _line_files(settings, node_id, "audit_log", settings.audit_log, now_ms())
+    return AuditFiles(files, node_id, now_ms)
 
 
-def _line_files(settings: Settings, name: str, root: Path, began: int) -> LineWriter:
+def _line_files(settings: Settings, node_id: int, name: str, root: Path, began: int) -> LineWriter:
     """Start to write JSON lines to the folder of setting `name`. Raises ValueError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -370,7 +379,7 @@ def _line_files(settings: Settings, name: str, root: Path, began: int) -> LineWr
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise ValueError(f"{name}: {root}: no permission to write")
     writer = LineWriter(
-        TrafficFolder(root, settings.node_id, began),
+        TrafficFolder(root, node_id, began),
         Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
         RetentionLimits(
             _none_if_negative(settings.traffic_log_retention_ms),

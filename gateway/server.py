@@ -285,6 +285,11 @@ class GatewayServer:
         told = self._settings.advertised_for(bound.name) or bound
         return told.host, told.port or bound.port
 
+    @property
+    def node_id(self) -> int | None:
+        """The id of this gateway, None before it has started."""
+        return None if self._broker is None else self._broker.cluster.node_id
+
     async def drain(self) -> None:
         """Stop accepting, answer the requests in flight and store what is queued.
 
@@ -420,9 +425,7 @@ class _ServerProcess:
     def _started(self, bound: list[Endpoint]) -> None:
         memory.freeze_startup_objects()
         addresses, store = ",".join(map(str, bound)), self._settings.store
-        sys.stdout.write(
-            f"ready listeners={addresses} store={store} node={self._settings.node_id}\n"
-        )
+        sys.stdout.write(f"ready listeners={addresses} store={store} node={self._server.node_id}\n")
         sys.stdout.flush()
         self._on_ready()
 

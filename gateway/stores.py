@@ -91,7 +91,7 @@ def pulsar_settings(settings: Settings) -> PulsarSettings:
         message_max_bytes=settings.message_max_bytes,
         mirror_cursors=settings.pulsar_mirror_cursors,
         shards=settings.offsets_shards,
-        node=f"node {settings.node_id}",
+        node="gateway" if settings.node_id is None else f"node {settings.node_id}",
         takeover=settings.pulsar_takeover,
         setup=settings.pulsar_setup,
         send_timeout_seconds=settings.pulsar_send_timeout_ms / 1000,

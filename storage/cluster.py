@@ -122,8 +122,11 @@ class Presence(Protocol):
         """Register `call`, invoked with the reason if another process has the claimed id."""
         ...
 
-    async def claim(self, node_id: int, description: str) -> None:
+    async def claim(self, node_id: int, description: str, *, repeat: bool = True) -> None:
         """Hold the id until `release`. It is claimed again by itself if the medium drops it.
+
+        A refused claim is repeated for some seconds, unless `repeat` is false: the process that
+        watches the id may hold it for a moment.
 
         Raises NodeIdInUse, StorageFailed.
         """

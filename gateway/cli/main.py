@@ -161,7 +161,7 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             settings.log_level,
             settings.log_levels,
             settings.log_queue_events,
-            None if role is None else {"node": settings.node_id},
+            None if role is None else _worker_context(settings, role.index),
         ),
     ):
         try:
@@ -170,6 +170,11 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             _log.bug("gateway stopped by a bug", error)
             code = 1
     _end_process(code)
+
+
+def _worker_context(settings: Settings, index: int) -> dict[str, int]:
+    """What tells the log lines of a worker from those of others."""
+    return {"worker": index} if settings.node_id is None else {"node": settings.node_id}
 
 
 def _end_process(code: int) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from secrets import randbits
@@ -22,13 +22,19 @@ from gateway.cluster.forwarding import (
     ControllerAccess,
     RemoteController,
 )
-from gateway.cluster.image import ClusterRow, NodeRow
+from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
 from gateway.cluster.view import UNKNOWN, Addresses, ClusterView
 from gateway.coroutines import Clock, sleep
-from storage.cluster import OtherController, SharedStore
-from storage.log import StateTable, StorageFailed, Store
+from storage.cluster import (
+    MAX_NODES,
+    ClusterMedium,
+    NodeIdInUse,
+    OtherController,
+    SharedStore,
+)
+from storage.log import Fenced, StateTable, StorageFailed, Store
 
 _log = logs.get_logger(__name__)
 
@@ -44,9 +50,12 @@ OPEN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a gateway says about itself. `addresses` are the advertised ones."""
+    """What a gateway says about itself. `addresses` are the advertised ones.
 
-    node_id: int
+    Without a node id it takes a free one.
+    """
+
+    node_id: int | None
     addresses: Addresses
     version: str
 
@@ -135,11 +144,12 @@ async def _open_alone(
     epoch = store.first_epoch if last is None else int.from_bytes(last, "big") + 1
     cluster_id = rows.get(_CLUSTER_ID) or new_id().encode()
     await table.put({_CLUSTER_ID: cluster_id, _LEADER_EPOCH: epoch.to_bytes(4, "big")})
-    view = ClusterView(identity.node_id, cluster_id.decode(), store.shard_count)
-    view.set_nodes({identity.node_id: identity.addresses})
-    view.set_controller(identity.node_id)
+    node_id = identity.node_id or 0
+    view = ClusterView(node_id, cluster_id.decode(), store.shard_count)
+    view.set_nodes({node_id: identity.addresses})
+    view.set_controller(node_id)
     for shard in range(view.shard_count):
-        view.set_leader(shard, identity.node_id, epoch)
+        view.set_leader(shard, node_id, epoch)
     return ClusterMembership(view, leadership(), clock)
 
 
@@ -153,8 +163,8 @@ async def _join(
     failed: Callable[[str], None],
     random_bits: Callable[[int], int],
 ) -> ClusterMembership:
-    node_id, medium = identity.node_id, store.medium
-    await medium.presence.claim(node_id, f"node {node_id}")
+    medium = store.medium
+    node_id = await _claim_id(medium, identity)
     await _prepare(store, clock)
     cluster_id = await _cluster_id(store, clock, new_id)
     incarnation = random_bits(63)
@@ -194,6 +204,63 @@ async def _join(
     return ClusterMembership(view, led, clock, node, controller)
 
 
+async def _claim_id(medium: ClusterMedium, identity: NodeIdentity) -> int:
+    """Claim the configured node id, or the one that had these addresses last, or a free one.
+
+    Raises NodeIdInUse, StoreInUse, StorageFailed.
+    """
+    if identity.node_id is not None:
+        await medium.presence.claim(identity.node_id, f"node {identity.node_id}")
+        return identity.node_id
+    controller_has_ended = await _acquired(medium)
+    image = ClusterImage()
+    image.apply(medium.log.rows)
+    former = list(_former_ids(image, identity.addresses))
+    for node_id in dict.fromkeys([*former, *_free_ids(image, controller_has_ended)]):
+        try:
+            # The controller may hold the id of a process that has ended for a moment.
+            await medium.presence.claim(node_id, f"node {node_id}", repeat=node_id in former)
+        except NodeIdInUse:
+            continue
+        _log.info("node id taken", node=node_id, reason="none is configured")
+        return node_id
+    raise NodeIdInUse(
+        f"no node id below {MAX_NODES} is free: stop a gateway that is not needed, or start this "
+        "one with --node-id"
+    )
+
+
+async def _acquired(medium: ClusterMedium) -> bool:
+    """Become the controller if there is none. Returns whether this process is it."""
+    try:
+        await medium.log.acquire(False)
+    except (OtherController, Fenced):
+        return False
+    return True
+
+
+def _former_ids(image: ClusterImage, addresses: Addresses) -> Iterator[int]:
+    """Node ids that had some of these addresses last, those with the most first."""
+    own = set(addresses.values())
+    common = {
+        node_id: len(own.intersection(last.addresses.values()))
+        for node_id, last in image.last_addresses.items()
+    }
+    yield from sorted(filter(common.get, common), key=lambda node_id: (-common[node_id], node_id))
+
+
+def _free_ids(image: ClusterImage, controller_has_ended: bool) -> Iterator[int]:
+    """Node ids that are not registered, the lowest first.
+
+    That of a controller that has ended comes before, because the id of a gateway that is alone
+    stays the same.
+    """
+    controller = image.controller
+    if controller_has_ended and controller is not None and controller.node_id != NO_NODE:
+        yield controller.node_id
+    yield from (node_id for node_id in range(MAX_NODES) if node_id not in image.nodes)
+
+
 async def _ask_controller(
     calls: Calls, controller_id: Callable[[], int | None], method: str, payload: bytes
 ) -> bytes:
@@ -211,16 +278,11 @@ async def _prepare(store: SharedStore, clock: Clock) -> None:
 
     Raises StoreInUse if an older gateway, which does not join clusters, uses the store.
     """
-    while True:
-        try:
-            await store.medium.log.acquire(False)
-        except OtherController:
-            if store.shard_count:
-                return
-            await sleep(clock, PREPARE_SECONDS)
-        else:
-            await store.lead(_at_once)
+    while not await _acquired(store.medium):
+        if store.shard_count:
             return
+        await sleep(clock, PREPARE_SECONDS)
+    await store.lead(_at_once)
 
 
 async def _at_once() -> None:

@@ -39,8 +39,10 @@ from gateway.cluster.image import (
     ClusterImage,
     ClusterRow,
     ControllerRow,
+    LastAddresses,
     NodeRow,
     ShardRow,
+    addresses_key,
     cluster_key,
     controller_key,
     encode_row,
@@ -49,6 +51,7 @@ from gateway.cluster.image import (
 )
 from gateway.cluster.placement import place
 from gateway.cluster.session_timing import SessionTiming
+from storage.cluster import MAX_NODES
 
 
 class ControllerState(Enum):
@@ -369,7 +372,20 @@ class Controller:
                 self._last_registration += 1
                 nodes[node_id] = replace(row, registration=self._last_registration)
                 rows[node_key(node_id)] = encode_row(nodes[node_id])
+        self._keep_addresses(nodes, rows)
         return nodes
+
+    def _keep_addresses(
+        self, nodes: Mapping[int, NodeRow], rows: dict[bytes, bytes | None]
+    ) -> None:
+        """Store the addresses of these nodes. Up to MAX_NODES of nodes that left are kept."""
+        known = self._image.last_addresses
+        for node_id, row in nodes.items():
+            last = LastAddresses(row.addresses)
+            if known.get(node_id) != last:
+                rows[addresses_key(node_id)] = encode_row(last)
+        for node_id in sorted(known.keys() - nodes.keys())[MAX_NODES:]:
+            rows[addresses_key(node_id)] = None
 
     def _may_go(self, session: _Session) -> bool:
         """Whether a leaving node leads nothing, or no other node can lead it.

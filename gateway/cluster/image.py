@@ -13,6 +13,7 @@ import msgspec
 
 NO_NODE = -1
 
+_ADDRESSES = b"node-addresses"
 _CLUSTER = b"cluster-row"
 _CONTROLLER = b"controller"
 _NODES = b"nodes"
@@ -55,6 +56,15 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
     process: int = 0
 
 
+class LastAddresses(msgspec.Struct, frozen=True, array_like=True):
+    """The addresses of a node id's last registration, kept when the node leaves.
+
+    A gateway without a configured id finds its former id by them.
+    """
+
+    addresses: dict[str, tuple[str, int]]
+
+
 class ShardRow(msgspec.Struct, frozen=True, array_like=True):
     """The leader of a shard: the node `leader` under this registration, since `epoch`.
 
@@ -74,9 +84,10 @@ class ShardRow(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-Row = ClusterRow | ControllerRow | NodeRow | ShardRow
+Row = ClusterRow | ControllerRow | LastAddresses | NodeRow | ShardRow
 
 _TYPES: Mapping[bytes, type[Row]] = {
+    _ADDRESSES: LastAddresses,
     _CLUSTER: ClusterRow,
     _CONTROLLER: ControllerRow,
     _NODES: NodeRow,
@@ -96,6 +107,10 @@ def node_key(node_id: int) -> bytes:
     return b"%s\0%d" % (_NODES, node_id)
 
 
+def addresses_key(node_id: int) -> bytes:
+    return b"%s\0%d" % (_ADDRESSES, node_id)
+
+
 def shard_key(shard: int) -> bytes:
     return b"%s\0%d" % (_SHARDS, shard)
 
@@ -112,6 +127,7 @@ class ClusterImage:
         self.controller: ControllerRow | None = None
         self.nodes: dict[int, NodeRow] = {}
         self.shards: dict[int, ShardRow] = {}
+        self.last_addresses: dict[int, LastAddresses] = {}
         self.unreadable: set[bytes] = set()
         """Keys whose rows could not be decoded; the controller decides nothing until they are
         replaced.
@@ -134,7 +150,7 @@ class ClusterImage:
             if row_type is None:
                 continue
             try:
-                number = int(name) if section in (_NODES, _SHARDS) else 0
+                number = int(name) if section in (_ADDRESSES, _NODES, _SHARDS) else 0
                 row = None if value is None else msgspec.msgpack.decode(value, type=row_type)
             except (ValueError, msgspec.DecodeError):
                 failed.append(key)
@@ -150,6 +166,8 @@ class ClusterImage:
                 self.nodes[number] = row
             case _, ShardRow():
                 self.shards[number] = row
+            case _, LastAddresses():
+                self.last_addresses[number] = row
             case _, ClusterRow():
                 self.cluster = row
             case _, ControllerRow():
@@ -158,6 +176,8 @@ class ClusterImage:
                 self.nodes.pop(number, None)
             case b"shards", None:
                 self.shards.pop(number, None)
+            case b"node-addresses", None:
+                self.last_addresses.pop(number, None)
             case b"cluster-row", None:
                 self.cluster = None
             case b"controller", None:

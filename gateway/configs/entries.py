@@ -74,8 +74,12 @@ def _server_synonyms(one: TopicDefinition, configs: BrokerConfigs) -> tuple[Syno
     return _setting_synonyms(one.server_key, one.setting, configs)
 
 
-#: Configs that are unset by default in Kafka, and the config and default that apply instead.
-_DEFAULTS_ELSEWHERE = {"log.retention.ms": ("log.retention.hours", "168")}
+#: Configs that are unset by default, and the config and default that Kafka lists instead.
+_DEFAULTS_ELSEWHERE = {
+    "log.retention.ms": ("log.retention.hours", "168"),
+    "broker.id": ("broker.id", "-1"),
+    "node.id": ("node.id", "-1"),
+}
 
 
 def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[Synonym, ...]:

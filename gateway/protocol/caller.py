@@ -80,7 +80,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     @property
     def node_id(self) -> int:
         """The gateway that the client is connected to."""
-        return self.broker.settings.node_id if self.asked_node is None else self.asked_node
+        return self.broker.cluster.node_id if self.asked_node is None else self.asked_node
 
     @property
     def owner(self) -> tuple[Principal, str]:

@@ -76,7 +76,7 @@ async def forward(route: Route, header: RequestHeader, frame: bytearray, caller:
             )
         principal = caller.principal
         asked = ForwardedRequest(
-            caller.broker.settings.node_id,
+            caller.broker.cluster.node_id,
             caller.peer,
             caller.session.host,
             caller.listener,

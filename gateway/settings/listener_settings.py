@@ -119,7 +119,16 @@ class ListenerSettings(BaseModel):
 
     model_config = SECTION_CONFIG
 
-    node_id: int = Field(0, ge=0, le=INT32_MAX, description="Kafka's broker id of this gateway.")
+    node_id: int | None = Field(
+        None,
+        ge=0,
+        le=INT32_MAX,
+        description=(
+            "Kafka's broker id of this gateway. Without one, the gateway takes the id that one of "
+            "its advertised addresses had last, otherwise a free one; 0 with `lmdb`. Set it if the "
+            "id must stay the same when the addresses change."
+        ),
+    )
     workers: int = Field(
         1,
         ge=1,

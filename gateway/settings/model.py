@@ -211,7 +211,7 @@ class Settings(
         """
         changes = {
             "workers": 1,
-            "node_id": self.node_id + index,
+            "node_id": None if self.node_id is None else self.node_id + index,
             "listeners": _of_worker(self.listeners, index),
             "advertised": _of_worker(self.advertised, index),
         }

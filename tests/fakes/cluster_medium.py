@@ -278,7 +278,7 @@ class MemoryPresence:
         """Report that another process has the claimed id."""
         self._process.later(lambda: self._on_taken(reason))
 
-    async def claim(self, node_id: int, description: str) -> None:
+    async def claim(self, node_id: int, description: str, *, repeat: bool = True) -> None:
         await self._process.answer()
         holder = self._medium.holders.get(node_id)
         if holder is not None:

@@ -31,6 +31,7 @@ def opened(env, **settings):
     broker = env.broker
     return open_traffic(
         Settings(**settings),
+        0,
         "cluster",
         env.clock,
         broker.topics,

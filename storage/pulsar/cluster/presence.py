@@ -84,7 +84,7 @@ class PulsarPresence:
     def watch(self, node_id: int, on_gone: Callable[[], None]) -> Callable[[], None]:
         return self._watcher.watch(node_id, on_gone)
 
-    async def claim(self, node_id: int, description: str) -> None:
+    async def claim(self, node_id: int, description: str, *, repeat: bool = True) -> None:
         """`Presence.claim`."""
         self._topic = node_topic(self._settings, node_id)
         await ensure_topic(self._admin, self._topic)
@@ -97,7 +97,7 @@ class PulsarPresence:
             try:
                 producer = await self._open(holder)
             except Fenced:
-                if self._reactor.seconds() >= until:
+                if not repeat or self._reactor.seconds() >= until:
                     other = await self._last_holder()
                     raise NodeIdInUse(self._in_use(node_id, other)) from None
                 await self._client.pause(RETRY_SECONDS)
@@ -210,9 +210,9 @@ class PulsarPresence:
     def _in_use(self, node_id: int, holder: NodeHolder | None) -> str:
         who = "a process that has not announced itself" if holder is None else describe(holder)
         return (
-            f"node id {node_id} is in use by {who}: start this gateway with another --node-id, or "
-            "stop that process. Pulsar releases the id at once if the process was killed, and "
-            "within a minute if it hangs or its host is lost"
+            f"node id {node_id} is in use by {who}: start this gateway with another --node-id or "
+            "without one, or stop that process. Pulsar releases the id at once if the process was "
+            "killed, and within a minute if it hangs or its host is lost"
         )
 
 

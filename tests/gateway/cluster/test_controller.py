@@ -20,8 +20,11 @@ from gateway.cluster.image import (
     ClusterImage,
     ClusterRow,
     ControllerRow,
+    LastAddresses,
     NodeRow,
     ShardRow,
+    addresses_key,
+    encode_row,
     shard_key,
 )
 from gateway.cluster.session_timing import SessionTiming
@@ -125,6 +128,21 @@ def test_first_node_is_registered_and_leads_all_shards_in_three_writes():
     assert one.beat() is True
     assert (one.leaders, one.epochs, one.written()) == ([1] * 4, [1] * 4, 3)
     assert one.image.controller == ControllerRow(1, "p1", 1)
+
+
+def test_addresses_of_nodes_are_kept_when_they_leave():
+    one = two_nodes()
+    one.end_session(2)
+    assert 2 not in one.image.nodes
+    assert one.image.last_addresses == {1: LastAddresses({}), 2: LastAddresses({})}
+
+
+def test_addresses_of_at_most_64_nodes_that_left_are_kept():
+    image = ClusterImage()
+    image.apply({addresses_key(10 + one): encode_row(LastAddresses({})) for one in range(70)})
+    one = Harness(image)
+    one.beat()
+    assert sorted(one.image.last_addresses) == [1, *range(10, 74)]
 
 
 def test_nothing_is_decided_before_a_write_is_replayed():

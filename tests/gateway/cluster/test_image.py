@@ -11,8 +11,10 @@ from gateway.cluster.image import (
     ClusterImage,
     ClusterRow,
     ControllerRow,
+    LastAddresses,
     NodeRow,
     ShardRow,
+    addresses_key,
     cluster_key,
     controller_key,
     encode_row,
@@ -21,6 +23,7 @@ from gateway.cluster.image import (
 )
 
 NODE = NodeRow(7, "p1", 5, {"SASL": ("h", 9092)}, "0.1", "host", 77)
+LAST = LastAddresses({"SASL": ("h", 9092)})
 
 
 def test_replayed_rows_are_the_image_and_deleted_rows_are_gone():
@@ -30,12 +33,15 @@ def test_replayed_rows_are_the_image_and_deleted_rows_are_gone():
         controller_key(): ControllerRow(7, "p1", 2),
         node_key(7): NODE,
         shard_key(31): ShardRow(7, 5, 4, 8),
+        addresses_key(7): LAST,
     }
     assert image.apply({key: encode_row(row) for key, row in rows.items()}) == []
     assert (image.shard_count, image.controller) == (32, rows[controller_key()])
     assert (image.nodes, image.shards) == ({7: NODE}, {31: ShardRow(7, 5, 4, 8)})
+    assert image.last_addresses == {7: LAST}
     image.apply(dict.fromkeys(rows))
     assert (image.shard_count, image.controller, image.nodes, image.shards) == (0, None, {}, {})
+    assert image.last_addresses == {}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,7 @@ def test_replayed_rows_are_the_image_and_deleted_rows_are_gone():
         (ClusterRow("id", 32), b"\x92\xa2id\x20"),
         (ControllerRow(7, "p1", 2), b"\x93\x07\xa2p1\x02"),
         (NODE, b"\x97\x07\xa2p1\x05\x81\xa4SASL\x92\xa1h\xcd\x23\x84\xa30.1\xa4host\x4d"),
+        (LAST, b"\x91\x81\xa4SASL\x92\xa1h\xcd\x23\x84"),
         (ShardRow(7, 5, 4), b"\x94\x07\x05\x04\xff"),
     ],
 )
@@ -52,11 +59,12 @@ def test_row_keeps_its_bytes(row, stored):
 
 
 def test_keys_keep_their_bytes():
-    assert [cluster_key(), controller_key(), node_key(7), shard_key(31)] == [
+    assert [cluster_key(), controller_key(), node_key(7), shard_key(31), addresses_key(7)] == [
         b"cluster-row\0",
         b"controller\0",
         b"nodes\x007",
         b"shards\x0031",
+        b"node-addresses\x007",
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.configs.entries import broker_entries
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.net.listeners import ConnectionLimits
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
@@ -242,3 +243,15 @@ def test_value_of_newer_version_is_ignored() -> None:
         ]
         == "2000"
     )
+
+
+@pytest.mark.parametrize(("settings", "node_id"), [({}, "0"), ({"node_id": 4}, "4")])
+@pytest.mark.parametrize("name", ["broker.id", "node.id"])
+def test_node_id_has_its_value_in_use_and_the_default_of_kafka(name, settings, node_id):
+    broker = open_environment(**settings).broker
+    entries = broker_entries(broker.configs, broker.cluster.advertised)
+    (entry,) = [entry for entry in entries if entry.name == name]
+    assert [(one.value, one.source.name) for one in entry.synonyms] == [
+        (node_id, "STATIC_BROKER_CONFIG"),
+        ("-1", "DEFAULT_CONFIG"),
+    ]

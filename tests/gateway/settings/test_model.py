@@ -60,7 +60,7 @@ def test_every_setting_has_a_description():
 
 def test_constructor_ignores_environment(monkeypatch):
     monkeypatch.setenv("KOPGATE_NODE_ID", "7")
-    assert Settings().node_id == 0
+    assert Settings().node_id is None
 
 
 def test_settings_are_immutable():
@@ -454,3 +454,7 @@ def test_worker_without_a_port_is_refused():
     assert "needs ports greater than 65535" in refusal(
         **PULSAR_WORKERS, listeners=["PLAINTEXT://127.0.0.1:65535"]
     )
+
+
+def test_each_worker_takes_a_node_id_if_none_is_configured():
+    assert [ports(Settings(**PULSAR_WORKERS), index)[0] for index in (0, 1)] == [None, None]

@@ -1,5 +1,5 @@
-"""Gateways that must not join: another process has their node id, or an older gateway has the
-store.
+"""Node ids of gateways that join, and gateways that must not join: another process has their node
+id, or an older gateway has the store.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.peers.cluster.gateways import Gateways
+from tests.peers.chaos.servers import RetryingGateway
+from tests.peers.cluster.gateways import Gateways, describe_cluster
 from tests.peers.cluster.load import create_topic
 from tests.peers.on_pulsar.pulsar_gateway import gateway_arguments, run_to_exit
 from tests.testkit.gateway import one_record
@@ -62,6 +65,43 @@ def test_gateway_with_a_node_id_in_use_is_refused_naming_the_holder(
     create_topic(started.bootstrap, "still", 1)
     with started.nodes[1].peer() as peer:
         assert peer.produce("still", one_record(b"here")).error_code == 0
+
+
+def node_ids(gateways: list[RetryingGateway]) -> list[int]:
+    """Start all gateways at once; returns their node ids once each knows all of them."""
+    with ThreadPoolExecutor(len(gateways)) as threads:
+        list(threads.map(RetryingGateway.launch, gateways))
+    end = time.monotonic() + TAKEN_SECONDS
+    while True:
+        ids = {one.port: one.broker_id for one in describe_cluster(gateways[0].peer()).brokers}
+        if all(gateway.port in ids for gateway in gateways):
+            return [ids[gateway.port] for gateway in gateways]
+        assert time.monotonic() < end, (ids, [gateway.log() for gateway in gateways])
+        time.sleep(0.1)
+
+
+def test_gateways_without_configured_ids_take_different_ones_and_keep_them(
+    tmp_path: Path, gateway_arguments_on: tuple[list[str], list[str]]
+) -> None:
+    arguments = gateway_arguments_on[0]
+    gateways = [RetryingGateway(tmp_path, arguments, {}, name=name) for name in ("one", "two")]
+    try:
+        before = node_ids(gateways)
+        assert sorted(before) == [0, 1]
+        code, log = run_to_exit(*arguments, "--node-id", str(before[1]))
+        assert code == 1
+        assert f"node id {before[1]} is in use by node {before[1]} (process " in log
+        assert "without one" in log
+        for gateway in gateways:
+            gateway.kill()
+        assert node_ids(gateways) == before
+        for gateway in gateways:
+            gateway.end()
+        assert node_ids(gateways) == before
+        assert [line for gateway in gateways for line in gateway.unexpected_errors()] == []
+    finally:
+        for gateway in gateways:
+            gateway.kill()
 
 
 def test_older_gateway_is_refused_while_a_cluster_uses_the_store(

@@ -128,6 +128,13 @@ class NodeProcess:
         leadership = self.membership.leadership
         return {shard for shard in range(SHARDS) if leadership.is_open(shard)}
 
+    def stop(self) -> None:
+        """As after SIGTERM: leave the cluster, then end."""
+        leaving = Started(self.membership.leave(10))
+        self.group.run(5)
+        assert leaving.is_done
+        self.kill()
+
     def kill(self) -> None:
         self.medium.kill()
         self.membership.close()
@@ -146,11 +153,9 @@ class NodeGroup:
         self.owners: dict[int, SharedShards] = {}
         self.opened: list[tuple[int, int]] = []
         self.bugs: list[BaseException] = []
-        self.processes: list[NodeProcess] = []
 
     def join(self, node_id: int | None, name: str | None = None, seconds: float = 5) -> NodeProcess:
         process = NodeProcess(self, name or f"host-{node_id}")
-        self.processes.append(process)
         process.join(node_id)
         self.run(seconds)
         return process

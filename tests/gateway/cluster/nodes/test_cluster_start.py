@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.cluster import NodeIdInUse
+from storage.cluster import MAX_NODES, NodeIdInUse
 from storage.log import StoreInUse
 from tests.fakes.broker import Started
 from tests.gateway.cluster.nodes.node_group import NodeGroup
@@ -79,3 +79,39 @@ def test_loss_of_the_node_id_is_reported(group):
     one.medium.presence.take_away("node id 1 is in use by another process")
     group.run(0.1)
     assert one.failures == ["node id 1 is in use by another process"]
+
+
+def test_lowest_free_node_id_is_taken_without_a_configured_one(group):
+    assert [group.join(wanted, f"host {wanted}").node.node_id for wanted in (0, 2)] == [0, 2]
+    assert [group.join(None, name).node.node_id for name in ("a", "b")] == [1, 3]
+
+
+def test_node_ids_taken_at_the_same_time_differ(group):
+    processes = [group.join(None, name, seconds=0) for name in "abc"]
+    group.run(8)
+    assert sorted(process.node.node_id for process in processes) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_restarted_gateways_have_their_ids_by_their_addresses(group, is_killed):
+    before = [group.join(None, name) for name in "abc"]
+    for process in before[:2]:
+        process.kill() if is_killed else process.stop()
+    assert [group.join(None, name).node.node_id for name in "ba"] == [1, 0]
+
+
+def test_gateway_that_is_alone_keeps_its_id_when_its_address_changes(group):
+    group.join(3, "a").kill()
+    assert group.join(None, "b").node.node_id == 3
+
+
+def test_id_of_a_live_gateway_with_the_same_address_is_not_taken(group):
+    group.join(None, "a")
+    assert group.join(None, "a").node.node_id == 1
+
+
+def test_gateway_without_a_free_node_id_is_refused(group):
+    for node_id in range(MAX_NODES):
+        Started(group.medium.process("other").presence.claim(node_id, "other"))
+    with pytest.raises(NodeIdInUse, match="no node id below 64 is free: stop a gateway"):
+        assert group.join(None, "a").membership
