@@ -110,6 +110,14 @@ def test_id_of_a_live_gateway_with_the_same_address_is_not_taken(group):
     assert group.join(None, "a").node.node_id == 1
 
 
+def test_id_of_a_registered_node_is_not_taken_while_its_presence_is_lost(group):
+    group.join(None, "a").medium.presence.drop()
+    process = group.join(None, "b", seconds=0.1)
+    assert list(group.medium.holders) == [1]
+    group.run(5)
+    assert process.node.node_id == 1
+
+
 def test_gateway_without_a_free_node_id_is_refused(group):
     for node_id in range(MAX_NODES):
         Started(group.medium.process("other").presence.claim(node_id, "other"))
