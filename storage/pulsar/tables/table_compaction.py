@@ -16,7 +16,13 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import DelayedCall, Reactor
 from storage.log import StorageError
-from storage.pulsar.admin.admin_api import AdminFailed, Conflict, NotFound, PulsarAdmin
+from storage.pulsar.admin.admin_api import (
+    AdminFailed,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    PulsarAdmin,
+)
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_loader import topic_space
 from storage.pulsar.topics.pulsar_names import path_of
@@ -111,10 +117,23 @@ class TableCompactor:
                 await self._admin.put(self._path)
         self._checks_retention = space is not None and CURSOR in space.cursors
         if not self._checks_retention:
-            with suppress(Conflict):
-                await self._admin.put(f"{self._path}/subscription/{CURSOR}", EARLIEST)
+            await self._create_cursor()
             await clear_retention(self._admin, self._topic, is_new=space is None)
         self._written = space.total_size if space else 0
+
+    async def _create_cursor(self) -> None:
+        """Create the compaction cursor. Another gateway may do so at the same time.
+
+        The broker refuses all but one of concurrent calls, as "Subscription Busy", after creating
+        the cursor.
+        """
+        try:
+            await self._admin.put(f"{self._path}/subscription/{CURSOR}", EARLIEST)
+        except Conflict:
+            pass
+        except PreconditionFailed:
+            if CURSOR not in (await topic_space(self._admin, self._topic)).cursors:
+                raise
 
     def start(self) -> None:
         """Start the periodic check."""

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor, task
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.tables.row_messages import table_topic
-from storage.pulsar.tables.table_compaction import CompactionStatus, TableCompactor
+from storage.pulsar.tables.table_compaction import CURSOR, CompactionStatus, TableCompactor
+from storage.pulsar.tables.table_loader import topic_space
 from tests.storage.pulsar.broker_tables import BrokerTables
 from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
@@ -63,6 +64,17 @@ async def test_uncompacted_rows_are_kept_without_retention(
     tables.trim()
     assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
     assert await tables.rows() == [(b"a", b"1"), (b"b", b"2")]
+
+
+@ensureDeferred
+async def test_gateways_prepare_a_new_table_at_once(
+    tables: BrokerTables, admin: PulsarAdmin
+) -> None:
+    for number in range(10):
+        topic = table_topic(tables.settings, f"new {number}")
+        compactors = [TableCompactor(admin, tables.settings, reactor, topic) for _ in range(8)]
+        await gatherResults([Deferred.fromCoroutine(one.prepare()) for one in compactors])
+        assert CURSOR in (await topic_space(admin, topic)).cursors
 
 
 @ensureDeferred
