@@ -7,6 +7,7 @@ END` for an append of the entries from BASE to END (exclusive), `row N` for a ro
 
 from __future__ import annotations
 
+import os
 import sys
 
 from twisted.internet import reactor
@@ -50,6 +51,6 @@ async def write(store: Store) -> None:
 
 if __name__ == "__main__":
     Deferred.fromCoroutine(write(store_from(sys.argv[1]))).addErrback(
-        lambda failure: failure.printTraceback()
+        lambda failure: (failure.printTraceback(sys.stderr), os._exit(1))
     )
     reactor.run()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 import pytest
@@ -14,6 +15,7 @@ from twisted.internet.task import Clock, LoopingCall, deferLater
 from storage.cluster import MAX_CALL_BYTES, ClusterMedium, NodeIdInUse, OtherController, Rows
 from storage.log import EntryTooLarge, Fenced, LogClosed
 from tests.fakes.cluster_medium import MemoryProcess, SharedMedium
+from tests.testkit.settle import until
 
 BENCHES = ["memory", pytest.param("pulsar", marks=pytest.mark.peer)]
 
@@ -62,11 +64,6 @@ def bench(request: pytest.FixtureRequest) -> Iterator[ClusterBench]:
     made.close()
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():
-        await deferLater(reactor, 0.002)
-
-
 def changes_of(process: ClusterMedium) -> list[Rows]:
     """The changes that a watcher of the log gets from now on."""
     changes: list[Rows] = []
@@ -85,13 +82,13 @@ def sent(awaitable: Awaitable[None]) -> Deferred[None]:
 
 async def acquired(process: ClusterMedium) -> None:
     """Become the writer once the medium has noticed the end of the one before."""
-    while True:
-        try:
+
+    async def is_acquired() -> bool:
+        with suppress(OtherController):
             await process.log.acquire(force=False)
-        except OtherController:
-            await deferLater(reactor, 0.002)
-        else:
-            return
+        return process.log.is_writer
+
+    await until(is_acquired)
 
 
 @ensureDeferred

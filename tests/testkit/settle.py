@@ -1,4 +1,4 @@
-"""Waiting for the reactor outside coroutines: in fixtures and Hypothesis rules."""
+"""Waiting for the reactor: for a condition, and outside coroutines (fixtures, Hypothesis rules)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,29 @@ import greenlet
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 T = TypeVar("T")
+
+WAIT_SECONDS = 60.0
+"""Limit of a wait that takes less than a second on an idle machine."""
+
+POLL_SECONDS = 0.005
+
+
+async def until(is_so: Callable[[], object], describe: Callable[[], str] = lambda: "") -> None:
+    """Wait for a condition, which may return an awaitable.
+
+    After `WAIT_SECONDS` raises AssertionError with a description.
+    """
+    end = reactor.seconds() + WAIT_SECONDS
+    while True:
+        result = is_so()
+        if await result if isinstance(result, Awaitable) else result:
+            return
+        if reactor.seconds() > end:
+            raise AssertionError(f"did not happen within {WAIT_SECONDS} s. {describe()}")
+        await deferLater(reactor, POLL_SECONDS)
 
 
 def settle(awaitable: Awaitable[T]) -> T:

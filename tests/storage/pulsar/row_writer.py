@@ -7,6 +7,7 @@ sets the ROWS rows `LANE KIND n` to its number, and deletes those of the put bef
 
 from __future__ import annotations
 
+import os
 import sys
 
 from twisted.internet import reactor
@@ -41,7 +42,7 @@ async def write(settings: PulsarSettings, run: str) -> None:
     await table.items()
     for lane in range(LANES):
         Deferred.fromCoroutine(put_for_ever(table, f"{run}.{lane}")).addErrback(
-            lambda failure: failure.printTraceback()
+            lambda failure: (failure.printTraceback(sys.stderr), os._exit(1))
         )
 
 
@@ -58,6 +59,6 @@ if __name__ == "__main__":
         table_upkeep_seconds=0.1,
     )
     Deferred.fromCoroutine(write(chosen, run_name)).addErrback(
-        lambda failure: failure.printTraceback()
+        lambda failure: (failure.printTraceback(sys.stderr), os._exit(1))
     )
     reactor.run()

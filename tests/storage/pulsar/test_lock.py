@@ -25,7 +25,7 @@ from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.testkit.pulsar import suspend
-from tests.testkit.settle import settle
+from tests.testkit.settle import settle, until
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -270,11 +270,6 @@ class foreign_producer:
 def is_held(locks: Locks, pulsar: Tenant) -> bool:
     """Whether the broker has a producer that holds the lock."""
     return bool(pulsar.admin("GET", f"{path_of(locks.topic).lstrip('/')}/stats")["publishers"])
-
-
-async def until(is_so: object) -> None:
-    while not is_so():
-        await after(0.02)
 
 
 @ensureDeferred

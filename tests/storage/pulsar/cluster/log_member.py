@@ -15,6 +15,8 @@ a counter as fast as puts are acknowledged. Prints, with the time:
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 import time
@@ -101,8 +103,9 @@ if __name__ == "__main__":
         metadata_namespace=namespace,
         node=f"node {sys.argv[1]}",
     )
+    logging.basicConfig(format=f"%(asctime)s node {sys.argv[1]}: %(message)s")
     threading.Thread(target=listen, daemon=True).start()
     Deferred.fromCoroutine(run(int(sys.argv[1]), chosen)).addErrback(
-        lambda failure: failure.printTraceback()
+        lambda failure: (failure.printTraceback(sys.stderr), os._exit(1))
     )
     reactor.run()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twisted.internet import reactor
-from twisted.internet.task import deferLater
-
 from storage.pulsar.settings import PulsarSettings
+from tests.testkit.settle import until
+
+LAST_LINES = 20
+"""Lines of each process in the error of a wait that failed."""
+
+MAX_ERROR_BYTES = 100_000
 
 EventTest = Callable[["MemberEvent"], bool]
 
@@ -38,6 +43,7 @@ class MemberProcesses:
         self._arguments = [str(getattr(settings, name)) for name in names]
         self.events: list[MemberEvent] = []
         self.running: dict[int, subprocess.Popen[str]] = {}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
 
     def start(self, node: int) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -50,6 +56,7 @@ class MemberProcesses:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
         self.running[node] = process
@@ -75,13 +82,43 @@ class MemberProcesses:
         process.wait()
 
     async def event(self, node: int | None, word: str, is_so: EventTest = lambda _: True) -> int:
-        """The node of the first such event of this node, or of any; waits for it."""
-        while True:
-            for event in tuple(self.events):
-                if node in (None, event.node) and event.word == word and is_so(event):
-                    return event.node
-            await deferLater(reactor, 0.01)
+        """The node of the first such event of this node, or of any; waits for it.
+
+        Raises AssertionError, also if a process ends that was not killed.
+        """
+        found: list[MemberEvent] = []
+
+        def has_happened() -> bool:
+            found.extend(
+                event
+                for event in tuple(self.events)
+                if node in (None, event.node) and event.word == word and is_so(event)
+            )
+            for member, process in self.running.items():
+                code = process.poll()
+                assert code is None, f"node {member} ended with status {code}. {self._report()}"
+            return bool(found)
+
+        def describe() -> str:
+            return f"Expected {word!r} of node {node or 'any'}. {self._report()}"
+
+        await until(has_happened, describe)
+        return found[0].node
+
+    def _report(self) -> str:
+        """The last lines of each process."""
+        lines = []
+        for node in sorted({event.node for event in self.events} | self.running.keys()):
+            state = "running" if node in self.running else "killed"
+            lines.append(f"node {node} ({state}):")
+            said = [event for event in self.events if event.node == node]
+            lines += [
+                f"    {one.time:.3f} {one.word} {' '.join(one.rest)}" for one in said[-LAST_LINES:]
+            ]
+        errors = os.pread(self._errors.fileno(), MAX_ERROR_BYTES, 0).decode(errors="replace")
+        return "\n".join(["The last lines:", *lines, "Standard error:", errors])
 
     def close(self) -> None:
         for node in tuple(self.running):
             self.kill(node)
+        self._errors.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from twisted.internet.task import deferLater
 from storage.cluster import MAX_CALL_BYTES
 from storage.pulsar.cluster.inbox import WAITING_MESSAGES, inbox_path
 from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
+from tests.testkit.settle import until
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -32,15 +34,17 @@ async def test_messages_arrive_again_after_the_topic_moved(
     received: list[bytes] = []
     await two.inbox.open(2, received.append)
     one.inbox.send(2, b"before")
-    while not received:
-        await deferLater(reactor, 0.01)
+    await until(lambda: received)
     path = f"non-persistent/{inbox_path(bench.settings, 2)}-partition-0"
     await threads.deferToThread(pulsar.admin, "PUT", f"{path}/unload")
-    number = 0
-    while not any(message.startswith(b"after") for message in received):
-        number += 1
-        one.inbox.send(2, b"after %d" % number)
+    numbers = itertools.count(1)
+
+    async def arrives() -> bool:
+        one.inbox.send(2, b"after %d" % next(numbers))
         await deferLater(reactor, 0.05)
+        return any(message.startswith(b"after") for message in received)
+
+    await until(arrives)
     arrived = [int(message.split()[1]) for message in received if message.startswith(b"after")]
     assert arrived == sorted(set(arrived))
 
@@ -51,15 +55,13 @@ async def test_next_process_with_the_same_id_receives_messages(bench: PulsarClus
     former: list[bytes] = []
     await two.inbox.open(2, former.append)
     one.inbox.send(2, b"1")
-    while not former:
-        await deferLater(reactor, 0.01)
+    await until(lambda: former)
     bench.kill(two)
     three = await bench.process("three")
     received: list[bytes] = []
     await three.inbox.open(2, received.append)
     one.inbox.send(2, b"2")
-    while not received:
-        await deferLater(reactor, 0.01)
+    await until(lambda: received)
     assert (former, received) == ([b"1"], [b"2"])
 
 
@@ -74,8 +76,7 @@ async def test_messages_above_the_limits_are_dropped(
     outbox = one.inbox._outboxes[1]
     assert outbox._messages == WAITING_MESSAGES
     assert caplog.text.count("too many messages are waiting") == 1
-    while outbox._messages:
-        await deferLater(reactor, 0.01)
+    await until(lambda: not outbox._messages)
     assert outbox._bytes == 0
     for _ in range(10):
         one.inbox.send(1, bytes(MAX_CALL_BYTES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pulsar as client_library
@@ -23,6 +23,7 @@ from tests.storage.pulsar.cluster.member_processes import MemberProcesses
 from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
 from tests.testkit.pulsar import Pulsar, suspend
 from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
+from tests.testkit.settle import until
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -44,9 +45,8 @@ def members(pulsar: Tenant) -> Iterator[MemberProcesses]:
     made.close()
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():
-        await deferLater(reactor, 0.005)
+def has_compacted(pulsar: Tenant, topic: str) -> bool:
+    return bool(pulsar.admin("GET", f"{topic}/compaction")["status"] == "SUCCESS")
 
 
 @ensureDeferred
@@ -117,13 +117,13 @@ async def test_follower_follows_through_compaction_and_moves(
     def compact() -> None:
         pulsar.admin("PUT", f"{topic}/compaction")
 
-    def is_compacted() -> bool:
-        return bool(pulsar.admin("GET", f"{topic}/compaction")["status"] == "SUCCESS")
+    async def is_compacted() -> bool:
+        await put(1)
+        return await threads.deferToThread(has_compacted, pulsar, topic)
 
     await put(50)
     await threads.deferToThread(compact)
-    while not await threads.deferToThread(is_compacted):
-        await put(1)
+    await until(is_compacted)
     for _ in range(2):
         await put(10)
         await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/unload")
@@ -236,10 +236,14 @@ async def test_taker_of_the_topic_ends_the_term_of_a_writer_that_keeps_the_lock(
         await writer.log.put({b"a": b"1"})
     client.close()
     assert len(reasons) == 1
-    while not writer.log.is_writer:
+
+    async def is_writer() -> bool:
         # The library may close the lock's producer before the broker has removed it.
         with suppress(OtherController):
             await writer.log.acquire(force=False)
+        return writer.log.is_writer
+
+    await until(is_writer)
     await writer.log.put({b"a": b"2"})
     assert writer.log.rows == {b"a": b"2"}
 
@@ -255,10 +259,7 @@ async def test_rows_left_by_compaction_are_read_with_the_last_revision(
         await writer.log.put({b"k%d" % (number % 5): b"%d" % number, b"gone": b"x"})
     await writer.log.put({b"gone": None})
     await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/compaction")
-    while (await threads.deferToThread(pulsar.admin, "GET", f"{topic}/compaction"))[
-        "status"
-    ] != "SUCCESS":
-        await deferLater(reactor, 0.05)
+    await until(lambda: threads.deferToThread(has_compacted, pulsar, topic))
     await threads.deferToThread(pulsar.admin, "PUT", f"{topic}/unload")
     loaded = await writer.log._client.run(
         lambda: read_log(writer.log._client, writer.log.topic, None)
@@ -284,20 +285,27 @@ async def test_cluster_continues_after_restart_of_broker(restartable_pulsar: Pul
     await until(lambda: received)
     restartable_pulsar.kill()
     await threads.deferToThread(restartable_pulsar.launch)
-    number = 10
-    while number < 20:
-        try:
+    numbers = iter(range(11, 21))
+
+    async def has_put_all() -> bool:
+        with suppress(StorageFailed, Fenced, OtherController):
             await one.log.acquire(force=False)
-            number += 1
-            await one.log.put({b"n": b"%d" % number})
-        except (StorageFailed, Fenced, OtherController):
-            await deferLater(reactor, 0.2)
+            for number in numbers:
+                await one.log.put({b"n": b"%d" % number})
+            return True
+        return False
+
+    await until(has_put_all)
     await two.log.wait_for(one.log.revision)
     assert seen == sorted(set(seen))
     assert two.log.rows == one.log.rows
-    while b"after" not in received:
+
+    async def arrives() -> bool:
         one.inbox.send(2, b"after")
         await deferLater(reactor, 0.1)
+        return b"after" in received
+
+    await until(arrives)
     gone: list[int] = []
     two.presence.watch(1, lambda: gone.append(1))
     bench.kill(one)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pulsar as client_library
 import pytest
 from pytest_twisted import ensureDeferred
-from twisted.internet import reactor, threads
-from twisted.internet.task import deferLater
+from twisted.internet import threads
 
 from storage.cluster import NodeIdInUse
 from storage.pulsar.cluster import presence
@@ -18,6 +17,7 @@ from storage.pulsar.cluster.presence_watch import node_topic
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.storage.pulsar.cluster.member_processes import MemberProcesses
 from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
+from tests.testkit.settle import until
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -31,11 +31,6 @@ def bench(pulsar: Tenant, monkeypatch: pytest.MonkeyPatch) -> Iterator[PulsarClu
     made = PulsarClusterBench(pulsar.settings(lock_beat_seconds=0.2))
     yield made
     made.close()
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():
-        await deferLater(reactor, 0.005)
 
 
 @ensureDeferred
@@ -119,10 +114,11 @@ async def test_holder_keeps_its_id_when_the_topic_moves(
     two.presence.watch(1, lambda: gone.append(1))
     await threads.deferToThread(pulsar.admin, "PUT", f"{path}/unload")
     # The watcher may be served first; the holder then claims its id again.
-    while True:
-        holders = (await threads.deferToThread(pulsar.admin, "GET", f"{path}/stats"))["publishers"]
-        if holders and (gone or one.presence._producer.is_connected()):
-            break
-        await deferLater(reactor, 0.02)
+
+    def is_held() -> bool:
+        holders = pulsar.admin("GET", f"{path}/stats")["publishers"]
+        return bool(holders and (gone or one.presence._producer.is_connected()))
+
+    await until(lambda: threads.deferToThread(is_held))
     with pytest.raises(NodeIdInUse, match="in use by one"):
         await two.presence.claim(1, "two")
