@@ -234,17 +234,11 @@ def check_nothing_is_lost(
 ) -> None:
     writers.stop()
     application.stop()
-    assert application.failures == []
     log: dict[int, Any] = {
         offset: value for (_, offset), value in read_whole_log(gateway.bootstrap, 1).values.items()
     }
     assert [*log] == list(range(len(log)))
-    told = {**writers.stored, **application.stored}
-    assert {offset: log.get(offset) for offset in told} == told
-    assert (
-        sum(value.startswith("application-") for value in log.values())
-        == application.sent
-        == len(application.stored)
-    )
+    assert {offset: log.get(offset) for offset in writers.stored} == writers.stored
+    application.assert_all_stored_once(log)
     gateway.assert_running()
     assert gateway.unexpected_errors() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,7 +91,11 @@ class Writers:
 
 
 class IdempotentProducer:
-    """A current idempotent producer, which only reports failures that are final."""
+    """A current idempotent producer, which only reports failures that are final.
+
+    If a request times out in the client and a later one succeeds, librdkafka takes the records of
+    the first as stored too (`rd_kafka_dr_implicit_ack`), at an unknown offset: `stored_anywhere`.
+    """
 
     def __init__(self, gateway: RestartableGateway) -> None:
         settings = {
@@ -103,6 +107,7 @@ class IdempotentProducer:
         self._producer = confluent_kafka.Producer({**settings, "log_level": 0})
         self._is_over = threading.Event()
         self.stored: dict[int, str] = {}
+        self.stored_anywhere: list[str] = []
         self.failures: list[str] = []
         self.sent = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -117,15 +122,26 @@ class IdempotentProducer:
             self._producer.poll(0)
 
     def _told(self, failure: Any, message: Any) -> None:
-        if failure is None:
-            self.stored[message.offset()] = message.value().decode()
-        else:
+        if failure is not None:
             self.failures.append(str(failure))
+        elif message.offset() is None:
+            self.stored_anywhere.append(message.value().decode())
+        else:
+            self.stored[message.offset()] = message.value().decode()
 
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join()
         assert self._producer.flush(WAIT_SECONDS) == 0
+
+    def assert_all_stored_once(self, log: Mapping[int, Any]) -> None:
+        """Every record was acknowledged and is in `log`, once."""
+        assert self.failures == []
+        assert {offset: log.get(offset) for offset in self.stored} == self.stored
+        sent = [f"application-{number}" for number in range(self.sent)]
+        assert sorted([*self.stored.values(), *self.stored_anywhere]) == sorted(sent)
+        found = [value for value in log.values() if value.startswith("application-")]
+        assert sorted(found) == sorted(sent)
 
 
 @contextmanager
