@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.cluster.medium import PulsarClusterMedium
 from storage.pulsar.settings import PulsarSettings
 from tests.testkit.settle import settle
+
+JOIN_SECONDS = 60.0
 
 
 class PulsarClusterBench:
@@ -48,3 +51,7 @@ class PulsarClusterBench:
 
     def close(self) -> None:
         settle(self.close_all())
+        # A thread that still calls the client library when the interpreter ends aborts the process.
+        for thread in threading.enumerate():
+            if thread.name in ("pulsar-metadata", "pulsar-inbox"):
+                thread.join(JOIN_SECONDS)
