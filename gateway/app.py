@@ -140,6 +140,9 @@ async def open_broker(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
     )
     leadership.parts = (topics, offsets, groups)
+    if store.is_shared:
+        # All gateways of a cluster list the same topics.
+        topics.add_internal(CONSUMER_OFFSETS)
     leadership.watch(partial(_list_offsets_topic, topics, offsets, groups))
     broker = Broker(
         configs,

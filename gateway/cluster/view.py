@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.shards import name_shard, partition_shard
+from storage.shards import name_shard
 
 #: Stands for an unknown node or leader epoch.
 UNKNOWN = -1
@@ -66,16 +66,12 @@ class ClusterView:
             }
         return nodes
 
-    def leader_of(self, topic_id: bytes, index: int) -> int:
-        """The id of the node that leads this partition, UNKNOWN if there is none."""
-        return self._leaders[partition_shard(topic_id, index, self.shard_count)]
-
-    def leader_epoch_of(self, topic_id: bytes, index: int) -> int:
-        """The partition's leader epoch, UNKNOWN if it never had a leader."""
-        return self._epochs[partition_shard(topic_id, index, self.shard_count)]
+    def leader_of(self, shard: int) -> int:
+        """The id of the node that leads this shard, UNKNOWN if there is none."""
+        return self._leaders[shard]
 
     def epoch_of(self, shard: int) -> int:
-        """The leader epoch of a shard, or UNKNOWN."""
+        """The leader epoch of a shard, UNKNOWN if it never had a leader."""
         return self._epochs[shard]
 
     def coordinator_of(self, name: str) -> int:

@@ -13,8 +13,8 @@ from gateway.configs.value_types import ConfigType
 from gateway.settings.addresses import Endpoint
 from gateway.settings.model import Settings
 
-#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and
-#: transaction.state.log.num.partitions.
+#: Partitions of an internal topic of a gateway that is alone: Kafka's default of
+#: offsets.topic.num.partitions and transaction.state.log.num.partitions.
 INTERNAL_PARTITIONS = 50
 
 
@@ -205,12 +205,6 @@ _FIXED = (
         "How long records are kept if log.retention.ms is not set.",
     ),
     (
-        "offsets.topic.num.partitions",
-        _I,
-        str(INTERNAL_PARTITIONS),
-        "Number of partitions of __consumer_offsets reported to clients.",
-    ),
-    (
         "offsets.topic.replication.factor",
         _H,
         "1",
@@ -233,12 +227,13 @@ def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
 
 
 def broker_entries(
-    configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]
+    configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]], internal_partitions: int
 ) -> list[ConfigEntry]:
     """Return the configs of this broker, sorted by name; those that AlterConfigs can change are not
     read-only.
 
-    `advertised` maps listeners to the addresses that clients are given.
+    `advertised` maps listeners to the addresses that clients are given. `internal_partitions` is
+    the number of partitions of an internal topic.
     """
     settings = configs.settings
     entries = [
@@ -273,6 +268,12 @@ def broker_entries(
     entries.append(_static("log.dirs", str(settings.store), "The store that holds the topics."))
     fixed = [
         *_FIXED,
+        (
+            "offsets.topic.num.partitions",
+            _I,
+            str(internal_partitions),
+            "Number of partitions of __consumer_offsets reported to clients.",
+        ),
         *(
             (one.server_key, one.definition.type, one.default, one.definition.documentation)
             for one in DEFINITIONS.values()

@@ -14,7 +14,7 @@ from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 
 from gateway.cluster.view import UNKNOWN
 from gateway.coroutines import TimeSlices
-from gateway.handlers.metadata import live_leader
+from gateway.handlers.metadata import leader_epoch, live_leader
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
@@ -140,7 +140,7 @@ def _topic_row(live: TopicState, name: str, first: int, last: int, caller: Calle
                 error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.cluster.leader_epoch_of(live.topic.topic_id, index),
+                leader_epoch=leader_epoch(live, index, caller),
                 replica_nodes=replicas,
                 isr_nodes=replicas,
                 eligible_leader_replicas=[],

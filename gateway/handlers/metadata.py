@@ -262,8 +262,14 @@ def _operations(name: str, request: Any, caller: Caller) -> set[int]:
 def live_leader(live: TopicState, index: int, caller: Caller) -> int:
     """The leader of a partition, UNKNOWN if it is not alive or does not have this listener."""
     cluster = caller.broker.cluster
-    leader = cluster.leader_of(live.topic.topic_id, index)
+    leader = cluster.leader_of(live.shard_of(index, cluster.shard_count))
     return UNKNOWN if cluster.find_node(leader, caller.listener) is None else leader
+
+
+def leader_epoch(live: TopicState, index: int, caller: Caller) -> int:
+    """The leader epoch of a partition, UNKNOWN if it never had a leader."""
+    cluster = caller.broker.cluster
+    return cluster.epoch_of(live.shard_of(index, cluster.shard_count))
 
 
 async def _topic_row(
@@ -279,7 +285,7 @@ async def _topic_row(
                 error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=caller.broker.cluster.leader_epoch_of(live.topic.topic_id, index),
+                leader_epoch=leader_epoch(live, index, caller),
                 replica_nodes=replicas,
                 isr_nodes=replicas,
                 offline_replicas=[],

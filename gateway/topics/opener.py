@@ -23,7 +23,6 @@ from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
 from storage.log import StorageError, Store, UnknownTopic
-from storage.shards import partition_shard
 
 _log = logs.get_logger(__name__)
 
@@ -56,7 +55,7 @@ class PartitionOpener:
         self._max_backoff = settings.partition_open_backoff_max_ms / 1000
 
     def shard_of(self, state: TopicState, index: int) -> int:
-        return partition_shard(state.topic.topic_id, index, self._store.shard_count)
+        return state.shard_of(index, self._store.shard_count)
 
     def can_open(self, state: TopicState, index: int) -> bool:
         """Whether the partition's shard is open in this gateway."""

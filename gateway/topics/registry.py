@@ -133,6 +133,13 @@ class Topics:
             self._by_alias[name] = state
         return state
 
+    @property
+    def internal_partitions(self) -> int:
+        """Partitions of an internal topic: one for each shard, so that their leaders are those of
+        the shards. A gateway that shares its store with no other has Kafka's default.
+        """
+        return self._store.shard_count if self._store.is_shared else INTERNAL_PARTITIONS
+
     def add_internal(self, name: str) -> None:
         """List an internal topic from now on.
 
@@ -143,11 +150,11 @@ class Topics:
             topic = Topic(
                 name,
                 uuid.uuid5(_INTERNAL_IDS, name).bytes,
-                INTERNAL_PARTITIONS,
+                self.internal_partitions,
                 dict(INTERNAL_TOPICS[name]),
             )
             self._internal[name] = TopicState(
-                topic, effective_config(topic.configs, self._settings)
+                topic, effective_config(topic.configs, self._settings), is_internal=True
             )
             self.version += 1
 

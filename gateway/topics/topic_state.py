@@ -9,6 +9,7 @@ from gateway.coroutines import SharedResult
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
 from storage.log import Topic
+from storage.shards import partition_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class TopicState:
     """A topic and its open partitions.
 
     `partitions` holds the open partitions; the others are opened on demand. `is_deleting` is set
-    while the topic is being deleted, `is_deleted` afterwards.
+    while the topic is being deleted, `is_deleted` afterwards. `is_internal`: an internal topic that
+    is described but not stored.
     """
 
     topic: Topic
@@ -51,7 +53,17 @@ class TopicState:
     altering: SharedResult[None] | None = None
     is_deleting: bool = False
     is_deleted: bool = False
+    is_internal: bool = False
 
     @property
     def name(self) -> str:
         return self.topic.name
+
+    def shard_of(self, index: int, shard_count: int) -> int:
+        """The shard whose leader is that of a partition.
+
+        Partition N of an internal topic stands for shard N: what Kafka would store in it is there.
+        """
+        if self.is_internal:
+            return index % shard_count
+        return partition_shard(self.topic.topic_id, index, shard_count)

@@ -160,12 +160,12 @@ async def _size(name: str, index: int, caller: Caller) -> int | None:
 
     None if the partition does not exist or another gateway leads it.
     """
-    broker = caller.broker
+    broker, cluster = caller.broker, caller.broker.cluster
     live = broker.topics.get(name)
     if (
         live is None
         or not 0 <= index < live.topic.partitions
-        or broker.cluster.leader_of(live.topic.topic_id, index) != broker.cluster.node_id
+        or cluster.leader_of(live.shard_of(index, cluster.shard_count)) != cluster.node_id
     ):
         return None
     partition = live.partitions.get(index)

@@ -134,7 +134,9 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
         if not name:
             return all_brokers_entries(configs)
         _check_broker(name, settings, "or empty string, ")
-        return broker_entries(configs, caller.broker.cluster.advertised)
+        return broker_entries(
+            configs, caller.broker.cluster.advertised, caller.broker.topics.internal_partitions
+        )
     if kind == ResourceType.BROKER_LOGGER:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")

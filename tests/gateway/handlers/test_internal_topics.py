@@ -1,4 +1,6 @@
-"""Kafka's internal topics are listed after first use and cannot be read or altered."""
+"""Kafka's internal topics are listed after first use and cannot be read or altered. In a cluster
+their partitions are the shards.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from kafka.protocol.admin.topics import (
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
+from gateway.cluster.view import UNKNOWN
 from gateway.protocol.errors import ErrorCode
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from storage.log import Topic
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers import fetch_requests
-from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
+from tests.gateway.handlers.admin.test_describe_configs import BROKER, TOPIC, describe, values
 from tests.gateway.handlers.groups.test_offset_commit import commit
 from tests.gateway.handlers.handler_calls import call
 from tests.gateway.handlers.test_list_offsets import EARLIEST, LATEST, list_offsets
@@ -99,6 +102,44 @@ def test_internal_topic_partitions_are_paged(env: BrokerEnvironment) -> None:
         (CONSUMER_OFFSETS, True, 50),
         ("orders", False, 1),
     ]
+
+
+@pytest.fixture
+def clustered() -> BrokerEnvironment:
+    """Node 1 of two, which lead the shards 0 to 2; nothing leads shard 3."""
+    env = open_environment(node_id=1, shard_count=4)
+    env.store.is_shared = True
+    cluster = env.broker.cluster
+    cluster.set_nodes({1: {"PLAINTEXT": ("a", 1)}, 2: {"PLAINTEXT": ("b", 2)}})
+    for shard, (leader, epoch) in enumerate([(2, 7), (1, 8), (2, 9), (UNKNOWN, UNKNOWN)]):
+        cluster.set_leader(shard, leader, epoch)
+    env.broker.topics.add_internal(CONSUMER_OFFSETS)
+    return env
+
+
+def test_partitions_of_offsets_topic_are_led_as_the_shards(clustered: BrokerEnvironment) -> None:
+    expected = [(0, 2, 7), (1, 1, 8), (2, 2, 9), (3, UNKNOWN, UNKNOWN)]
+    request = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2000, cursor=None)
+    for topic in (
+        metadata(clustered, CONSUMER_OFFSETS)[CONSUMER_OFFSETS],
+        *call(clustered, request, 0).topics,
+    ):
+        assert topic.name == CONSUMER_OFFSETS
+        rows = [(one.partition_index, one.leader_id, one.leader_epoch) for one in topic.partitions]
+        assert sorted(rows) == expected
+    (result,) = describe(clustered, (BROKER, "1", ["offsets.topic.num.partitions"]))
+    assert values(result) == {"offsets.topic.num.partitions": "4"}
+
+
+# By crc32 modulo 4: printf %s a | gzip -c | tail -c 8 | od -An -tu4 -N4
+@pytest.mark.parametrize(("group", "shard"), [("a", 3), ("b", 1), ("d", 0), ("e", 2)])
+def test_coordinator_of_a_group_leads_the_partition_of_its_shard(
+    clustered: BrokerEnvironment, group: str, shard: int
+) -> None:
+    found = call(clustered, FindCoordinatorRequest(key=group, key_type=0), 2)
+    topic = metadata(clustered, CONSUMER_OFFSETS)[CONSUMER_OFFSETS]
+    (leader,) = [one.leader_id for one in topic.partitions if one.partition_index == shard]
+    assert found.node_id == leader == [2, 1, 2, UNKNOWN][shard]
 
 
 def test_internal_topic_configs_are_kafkas(env: BrokerEnvironment) -> None:
