@@ -45,7 +45,7 @@ from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow
 from gateway.cluster.member import Member
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
-from gateway.cluster.view import UNKNOWN, ClusterView
+from gateway.cluster.view import UNKNOWN, ClusterView, NodeReplay, ReplayProgress
 from gateway.coroutines import Cancel, Clock, SharedResult, call_later, start
 from storage.cluster import ClusterMedium, OtherController, Rows
 from storage.log import Fenced, StorageError, StoreInUse
@@ -76,6 +76,14 @@ class NodeParts:
     view: ClusterView
     leadership: ShardLeadership
     duty: ControllerDuty
+
+
+@dataclass(frozen=True, slots=True)
+class LogReplay:
+    """The metadata log as its controller describes it, with the epoch of the controller."""
+
+    epoch: int
+    nodes: tuple[NodeReplay, ...]
 
 
 class ClusterNode:
@@ -120,8 +128,8 @@ class ClusterNode:
         self._watches: dict[int, Callable[[], None]] = {}
         self._closing: dict[int, int] = {}
         """Epochs of the shards that are being closed because the log says so."""
-        self._replayed: dict[int, int] = {}
-        """Revisions in the last heartbeats of the other nodes; only at the controller."""
+        self._replayed = ReplayProgress()
+        """Of the other nodes; only at the controller."""
         self._heartbeat_arrived: SharedResult[None] = SharedResult()
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
@@ -163,16 +171,25 @@ class ClusterNode:
     def is_controller(self) -> bool:
         return self._controller is not None
 
-    def replayed_revisions(self) -> Mapping[int, int]:
-        """The revision that each node has replayed, by node id; at the controller only."""
-        return {**self._replayed, self.node_id: self._medium.log.revision}
+    def describe_replay(self) -> LogReplay | None:
+        """How far the registered nodes have replayed the log; None if this is not the controller.
+
+        The controller is the first of them: it has replayed what it wrote.
+        """
+        if self._controller is None:
+            return None
+        end, now = self._medium.log.revision, self._clock.seconds()
+        others = (self._replayed.of(one) for one in sorted(self.image.nodes) if one != self.node_id)
+        return LogReplay(
+            self._controller.epoch, (NodeReplay(self.node_id, end, end, now, now), *others)
+        )
 
     async def wait_until_replayed(self) -> None:
         """Return when all nodes have replayed the log up to now, or after the session timeout."""
         revision = self._medium.log.revision
         deadline = self._clock.seconds() + self._timing.session_timeout
         while any(
-            self._replayed.get(node_id, 0) < revision
+            self._replayed.of(node_id).revision < revision
             for node_id in self.image.nodes
             if node_id != self.node_id
         ):
@@ -232,7 +249,8 @@ class ClusterNode:
         if isinstance(message, HeartbeatReply):
             self._run(self._member.on_reply(message, now))
         elif self._controller is not None:
-            self._replayed[message.node.node_id] = message.revision
+            log = self._medium.log
+            self._replayed.heard(message.node.node_id, message.revision, log.revision, now)
             if message.is_leaving:
                 self._gone[message.node.node_id] = "it leaves"
             arrived, self._heartbeat_arrived = self._heartbeat_arrived, SharedResult()

@@ -1,6 +1,8 @@
 """The cluster as clients and handlers see it: nodes, the controller and the leader of each shard.
 
 It may be behind: a leader that is no longer one refuses requests itself (`shard_leadership`).
+
+The controller also knows how far the nodes have replayed the metadata log (`ReplayProgress`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,49 @@ class Node:
     node_id: int
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReplay:
+    """How far a node has replayed the metadata log, by its last heartbeat.
+
+    `revision` is what it had replayed, of `end` (UNKNOWN before the first heartbeat). `heard` is
+    the time of the heartbeat, `caught_up` when the node last had replayed everything, both in
+    seconds of the controller's clock, None if unknown.
+    """
+
+    node_id: int
+    revision: int = UNKNOWN
+    end: int = UNKNOWN
+    heard: float | None = None
+    caught_up: float | None = None
+
+
+class ReplayProgress:
+    """How far the nodes have replayed the metadata log, at the controller."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, NodeReplay] = {}
+
+    def of(self, node_id: int) -> NodeReplay:
+        return self._nodes.get(node_id) or NodeReplay(node_id)
+
+    def heard(self, node_id: int, revision: int, end: int, now: float) -> None:
+        """A heartbeat has arrived. `end` is the revision of the log at this time.
+
+        A node that has replayed what was the end at its last heartbeat was caught up at that time
+        (LeaderState.ReplicaState of Kafka).
+        """
+        last = self.of(node_id)
+        caught_up = last.caught_up
+        if revision >= end:
+            caught_up = now
+        elif last.heard is not None and revision >= last.end:
+            caught_up = last.heard
+        self._nodes[node_id] = NodeReplay(node_id, revision, end, now, caught_up)
+
+    def clear(self) -> None:
+        self._nodes.clear()
 
 
 class ClusterView:

@@ -88,9 +88,10 @@ def serves(
 ) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
 
-    `at_controller` is given for APIs that change the state of the whole cluster: the controller
-    executes their requests, whichever gateway was asked (`gateway.protocol.forwarded`). It returns
-    the reply to a request that the controller did not execute.
+    `at_controller` is given for APIs that change the state of the whole cluster, or that only the
+    controller can answer: it executes their requests, whichever gateway was asked
+    (`gateway.protocol.forwarded`). `at_controller` returns the reply to a request that the
+    controller did not execute.
 
     Raises ValueError if one of them has a handler already, or the API has no entry in
     `gateway.protocol.policy`.

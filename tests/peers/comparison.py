@@ -80,10 +80,19 @@ class ComparedBrokers:
         """Run Kafka's own tools of this version in sequence, against both: their outputs, the
         gateway's first.
         """
-        lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
-        argv = java(PROGRAMS / "Tools.java", *lines, version=version, log_level="OFF")
-        ours, theirs = self.run(argv)
-        return _parts(ours, len(lines)), _parts(theirs, len(lines))
+        ours, theirs = self.run(_tools(commands, version))
+        return _parts(ours, len(commands)), _parts(theirs, len(commands))
+
+
+def run_tools(address: str, *commands: Command, version: str = VERSION) -> list[CommandOutput]:
+    """Run Kafka's own tools of this version in sequence, against one address: their outputs."""
+    printed = _run([word.replace("{}", address) for word in _tools(commands, version)])
+    return _parts(printed, len(commands))
+
+
+def _tools(commands: Sequence[Command], version: str) -> list[str]:
+    lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
+    return java(PROGRAMS / "Tools.java", *lines, version=version, log_level="OFF")
 
 
 def _line(name: str, *arguments: str) -> Sequence[str]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.cluster.view import UNKNOWN, ClusterView, Node
+from gateway.cluster.view import UNKNOWN, ClusterView, Node, NodeReplay, ReplayProgress
 
 
 def view() -> ClusterView:
@@ -37,3 +37,26 @@ def test_each_change_raises_the_version():
         versions.append(made.version)
     assert versions == sorted(set(versions))
     assert made.nodes("A") == [Node(1, "c", 9)]
+
+
+def test_node_that_has_replayed_everything_is_caught_up():
+    replay = ReplayProgress()
+    assert replay.of(2) == NodeReplay(2, UNKNOWN, UNKNOWN, None, None)
+    replay.heard(2, 7, 7, 1.5)
+    assert replay.of(2) == NodeReplay(2, 7, 7, 1.5, 1.5)
+    assert replay.of(3).heard is None
+
+
+def test_node_behind_a_growing_log_was_caught_up_at_its_last_heartbeat():
+    replay = ReplayProgress()
+    # What it had replayed at 2.0 was the end at 1.0, and so on: always one heartbeat behind.
+    for now, revision, end in ((1.0, 5, 7), (2.0, 7, 9), (3.0, 9, 12)):
+        replay.heard(2, revision, end, now)
+    assert replay.of(2) == NodeReplay(2, 9, 12, 3.0, 2.0)
+
+
+def test_node_that_replays_nothing_keeps_the_time_when_it_was_caught_up():
+    replay = ReplayProgress()
+    for now, end in ((1.0, 7), (2.0, 8), (3.0, 8), (4.0, 9)):
+        replay.heard(2, 7, end, now)
+    assert replay.of(2) == NodeReplay(2, 7, 9, 4.0, 1.0)

@@ -4,11 +4,13 @@ it leads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
@@ -29,6 +31,7 @@ from confluent_kafka.admin import (
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
+from gateway.cli.main import main
 from gateway.protocol.errors import ErrorCode
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.legacy_clients.brokers import in_pulsar
@@ -41,8 +44,11 @@ from tests.peers.cluster.gateways import (
     metadata,
 )
 from tests.peers.cluster.load import create_topic
+from tests.peers.comparison import TOOL_TIMEOUT_MS, run_tools
+from tests.peers.groups.group_setups import commit_offsets
 from tests.peers.security.test_quota_clients import QuotaClient
 from tests.testkit.gateway import Peer, one_record
+from tests.testkit.kafka import MODERN, VERSION
 from tests.testkit.tenant import Tenant
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
@@ -50,11 +56,12 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 SECONDS = 120.0
 PARTITIONS = 12
 NODES = 3
+SHARDS = 12
 #: SCRAM credentials can be stored only if a listener uses them.
 SASL = ("--listener", "SASL_PLAINTEXT://127.0.0.1:0")
 SETTINGS = {
     "group_initial_rebalance_delay_ms": 0,
-    "offsets_shards": 12,
+    "offsets_shards": SHARDS,
     "authorizer": "acls",
     "super_users": "User:ANONYMOUS",
     "sasl_enabled_mechanisms": "SCRAM-SHA-256",
@@ -233,6 +240,11 @@ def test_all_nodes_describe_the_same_cluster(gateways: Gateways) -> None:
     addresses = [(number, "127.0.0.1", node.port) for number, node in gateways.nodes.items()]
     assert found[0][2] == addresses
     assert at_each(gateways, listed) == found
+    # No group has been used yet.
+    internal = at_each(
+        gateways, lambda peer: [one.name for one in metadata(peer).topics if one.is_internal]
+    )
+    assert internal == [["__consumer_offsets"]] * NODES
 
 
 def committed(peer: Peer, group: str) -> int:
@@ -292,3 +304,87 @@ def test_clients_of_one_address_reach_all_leaders(gateways: Gateways) -> None:
         values.append(message.value())
     consumer.close()
     assert sorted(values, key=int) == [b"%d" % number for number in range(PARTITIONS)]
+
+
+def columns(output: str) -> list[list[str]]:
+    """The words of each line of a tool's output."""
+    return [line.split() for line in output.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("version", [VERSION, MODERN])
+def test_kafkas_tools_describe_the_metadata_log(gateways: Gateways, version: str) -> None:
+    controller = gateways.controller()
+    # Each node is asked in turn; only the controller knows the answer.
+    other = next(number for number in gateways.nodes if number != controller)
+    printed = run_tools(
+        gateways.nodes[other].bootstrap,
+        ("kafka-metadata-quorum", "describe", "--status"),
+        ("kafka-metadata-quorum", "describe", "--replication"),
+        version=version,
+    )
+    assert [one.code for one in printed] == [0, 0], printed
+    status = dict(line.split(":", 1) for line in printed[0].output.splitlines() if line)
+    assert int(status["LeaderId"]) == controller
+    assert int(status["LeaderEpoch"]) >= 1
+    head, *rows = columns(printed[1].output)
+    assert head[:4] == ["NodeId", "DirectoryId", "LogEndOffset", "Lag"]
+    assert {int(row[0]): row[-1] for row in rows} == {
+        number: "Leader" if number == controller else "Observer" for number in gateways.nodes
+    }
+    ends = {int(row[0]): (int(row[2]), int(row[3])) for row in rows}
+    end = ends[controller][0]
+    assert end >= int(status["HighWatermark"]) > 0
+    assert all(reached > 0 and lag == end - reached for reached, lag in ends.values())
+
+
+def test_kafkas_tools_show_who_coordinates_which_groups(gateways: Gateways) -> None:
+    groups = [f"tools-{number}" for number in range(9)]
+    for group in groups:
+        commit_offsets(gateways.bootstrap, group, {("orders", 0): 0})
+    with gateways.nodes[1].peer() as peer:
+        coordinators = {group: coordinator(peer, group) for group in groups}
+        shards = leaders(peer, "__consumer_offsets")
+    assert set(coordinators.values()) == set(gateways.nodes)
+    timeout = ("--timeout", str(TOOL_TIMEOUT_MS))
+    listed, described, topic, configs = run_tools(
+        gateways.nodes[1].bootstrap,
+        ("kafka-consumer-groups", "--list", *timeout),
+        ("kafka-consumer-groups", "--describe", "--all-groups", "--state", *timeout),
+        ("kafka-topics", "--describe", "--topic", "__consumer_offsets"),
+        ("kafka-configs", "--describe", "--all", "--entity-type", "brokers"),
+    )
+    names = sorted(name for name in listed.output.split() if name.startswith("tools-"))
+    assert names == groups
+    rows = {row[0]: row for row in columns(described.output) if row[0] in coordinators}
+    assert sorted(rows) == groups
+    assert len([row for row in columns(described.output) if row[0] in coordinators]) == len(groups)
+    # COORDINATOR (ID) is an address and the id in parentheses.
+    assert {group: int(row[2].strip("()")) for group, row in rows.items()} == coordinators
+    led = [line.split("Leader: ") for line in topic.output.splitlines() if "Leader: " in line]
+    assert {index: int(line[1].split()[0]) for index, line in enumerate(led)} == shards
+    assert sorted(shards) == list(range(SHARDS))
+    assert set(shards.values()) == set(gateways.nodes)
+    # Kafka's tool sends the request for the configs of a broker to that broker.
+    assert configs.output.count(f"offsets.topic.num.partitions={SHARDS} ") == NODES
+
+
+def test_description_of_the_cluster_has_all_shards_and_the_replay_of_all_nodes(
+    gateways: Gateways,
+) -> None:
+    def describe() -> Any:
+        address = ("--bootstrap-server", gateways.nodes[1].bootstrap, "--timeout", "60")
+        result = CliRunner().invoke(main, ["cluster", "describe", *address, "--json"])
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def lags(found: Any) -> list[int | None]:
+        return [one["lag"] for one in found["metadata_log"]["replicas"]]
+
+    found = gateways.until(describe, lambda it: lags(it) == [0] * NODES)
+    assert found["controller"] == found["metadata_log"]["leader"] == gateways.controller()
+    assert [one["node"] for one in found["metadata_log"]["replicas"]] == [*gateways.nodes]
+    assert [one["shard"] for one in found["shards"]] == list(range(SHARDS))
+    assert sum(node["shards"] for node in found["nodes"]) == SHARDS
+    with gateways.nodes[1].peer() as peer:
+        led = leaders(peer, "__consumer_offsets")
+    assert {one["shard"]: one["leader"] for one in found["shards"]} == led
