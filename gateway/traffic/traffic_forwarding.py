@@ -11,6 +11,7 @@ from gateway.cluster.view import ClusterView
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
+from gateway.topics.topic_state import TopicState
 from records import read_header
 
 APPEND_ROWS = "append-traffic-rows"
@@ -26,18 +27,20 @@ class TrafficForwarding:
         self._calls = calls
         self._cluster = cluster
 
-    def is_needed(self, topic_id: bytes) -> bool:
+    def is_needed(self, topic: TopicState) -> bool:
         """Whether another node leads the partition, or none does."""
-        return self._cluster.leader_of(topic_id, 0) != self._cluster.node_id
+        return self._leader_of(topic) != self._cluster.node_id
 
-    async def append(self, topic_id: bytes, batch: bytes) -> None:
+    def _leader_of(self, topic: TopicState) -> int:
+        return self._cluster.leader_of(topic.shard_of(0, self._cluster.shard_count))
+
+    async def append(self, topic: TopicState, batch: bytes) -> None:
         """Append a batch at the leader. After an error it may have been appended.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER if a later attempt may succeed.
         """
-        leader = self._cluster.leader_of(topic_id, 0)
         try:
-            await self._calls.call(leader, APPEND_ROWS, batch, CALL_SECONDS)
+            await self._calls.call(self._leader_of(topic), APPEND_ROWS, batch, CALL_SECONDS)
         except CallFailed as failure:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
         except CallError as failure:

@@ -128,9 +128,9 @@ class TopicSink:
             await sleep(self._clock, RETRY_SECONDS)
 
     async def _append_batch(self, batch: bytearray, now: int) -> None:
-        topic_id = (await self._topic()).topic.topic_id
-        if self._forwarding is not None and self._forwarding.is_needed(topic_id):
-            await self._forwarding.append(topic_id, bytes(batch))
+        topic = await self._topic()
+        if self._forwarding is not None and self._forwarding.is_needed(topic):
+            await self._forwarding.append(topic, bytes(batch))
             return
         partition = await self._topics.partition(TRAFFIC_TOPIC, 0)
         await partition.append_batch(memoryview(batch), read_header(batch), now)

@@ -206,7 +206,8 @@ def test_controller_knows_what_the_nodes_have_replayed(group):
     one, two = group.join(1), group.join(2)
     revision = one.medium.log.revision
     group.run(1)
-    assert one.node.replayed_revisions() == {1: revision, 2: revision}
+    replayed = {node.node_id: node.revision for node in one.node.describe_replay().nodes}
+    assert replayed == {1: revision, 2: revision}
     waiting = Started(one.node.wait_until_replayed())
     assert waiting.result is None
     two.medium.suspend()
