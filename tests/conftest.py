@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,19 +67,43 @@ settings.load_profile("kopgate")
 
 #: The marks of a module, which all of its tests have.
 PYTESTMARK = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)$", re.MULTILINE)
+MARK = re.compile(r"\bpytest\.mark\.(\w+)")
+#: Marks that only the text of a test's module gives it.
+OF_TEXT = frozenset({"slow", "spark"})
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not import a module with only tests that `-m "not A and not B"` excludes.
+    """Do not import a module in which `-m "A and not B"` selects no test.
 
+    This is read from its text: it has no `pytest.mark.A` (`slow` and `spark` only), or its
+    `pytestmark` has B.
     A module that is named on the command line is always imported.
     """
     terms = config.option.markexpr.split(" and ")
-    if collection_path.suffix != ".py" or not all(re.fullmatch(r"not \w+", one) for one in terms):
+    if collection_path.suffix != ".py" or not all(
+        re.fullmatch(r"(not )?\w+", one) for one in terms
+    ):
         return None
+    required = OF_TEXT.intersection(terms)
+    excluded = {term.removeprefix("not ") for term in terms if " " in term}
     found = PYTESTMARK.search(collection_path.read_text("utf-8"))
-    marks = set(re.findall(r"pytest\.mark\.(\w+)", found[1])) if found else set()
-    return True if marks & {term.removeprefix("not ") for term in terms} else None
+    of_module = set(MARK.findall(found[1])) if found else set()
+    return True if of_module & excluded or required - marks_in(collection_path) else None
+
+
+@cache
+def marks_in(path):
+    return frozenset(MARK.findall(path.read_text("utf-8")))
+
+
+def pytest_itemcollected(item):
+    """Refuse a mark that `pytest_ignore_collect` cannot see: `-m A` would leave out the test."""
+    unseen = {mark.name for mark in item.iter_markers()} & OF_TEXT - marks_in(item.path)
+    if unseen:
+        raise pytest.UsageError(
+            f"{item.nodeid} has a mark from another module; write pytest.mark."
+            f"{' and pytest.mark.'.join(unseen)} in {item.path.name}"
+        )
 
 
 @pytest.hookimpl(trylast=True)
