@@ -85,8 +85,7 @@ spark: $(VENV)/.report
 ## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME,
 ## --every-pair, --reference for Apache Kafka)
 legacy: $(VENV)/.test
-	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid \
-		$(ARGS)
+	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m peer --grid $(ARGS)
 
 ## run old and new clients against a gateway with a traffic log, and report on them (2 minutes;
 ## ARGS: --out DIR, --target NAME)

@@ -51,6 +51,22 @@ def chosen_pairs(table: Mapping[str, Client]) -> list[Pair]:
     return [*within, *((table[first], table[second]) for first, second in ACROSS)]
 
 
+def is_short_form(pair: Pair, table: Mapping[str, Client]) -> bool:
+    """Whether a chosen pair is tested in CI.
+
+    That is not necessary where a client leads the newest of its library and the oldest leads both.
+    """
+    leads, follows = pair
+    return not any(
+        follows is newest
+        and leads is not oldest
+        and leads.library == oldest.library
+        and can_work(oldest, leads)
+        and can_work(oldest, newest)
+        for oldest, *_, newest in libraries(table)
+    )
+
+
 def all_pairs(table: Mapping[str, Client]) -> list[Pair]:
     """All pairs that can share a group."""
     return [pair for pair in permutations(members(table), 2) if can_work(*pair)]

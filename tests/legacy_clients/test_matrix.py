@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.legacy_clients.clients import table
-from tests.legacy_clients.pairs import can_work, chosen_pairs, members
+from tests.legacy_clients.pairs import can_work, chosen_pairs, is_short_form, members
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = tuple(table())
@@ -80,6 +80,11 @@ def test_image_has_all_commands_of_the_real_clients() -> None:
 def test_every_member_leads_and_follows_in_a_chosen_pair() -> None:
     leading, following = (set(map(str, side)) for side in zip(*chosen_pairs(table()), strict=True))
     assert leading == following == set(map(str, members(table())))
+
+
+def test_every_member_is_in_a_pair_of_the_short_form() -> None:
+    short = [pair for pair in chosen_pairs(table()) if is_short_form(pair, table())]
+    assert {str(client) for pair in short for client in pair} == set(map(str, members(table())))
 
 
 def test_chosen_pairs_can_share_a_group() -> None:

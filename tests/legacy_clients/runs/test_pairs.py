@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, StoreArguments, gateway, reference
 from tests.legacy_clients.clients import Client, DriverFailed, Record, consume_in_group, table
 from tests.legacy_clients.install import install
-from tests.legacy_clients.pairs import all_pairs, chosen_pairs
+from tests.legacy_clients.pairs import all_pairs, chosen_pairs, is_short_form
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -53,7 +53,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if metafunc.config.getoption("--every-pair")
             else chosen_pairs(table())
         )
-        metafunc.parametrize("pair", [f"{leads}+{follows}" for leads, follows in pairs])
+        metafunc.parametrize(
+            "pair",
+            [
+                pytest.param(
+                    f"{leads}+{follows}",
+                    marks=() if is_short_form((leads, follows), table()) else (pytest.mark.slow,),
+                )
+                for leads, follows in pairs
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True)
