@@ -72,7 +72,7 @@ lint: $(VENV)/.dev
 
 ## all tests except slow and spark, including real clients and brokers
 test: $(VENV)/.test
-	$(PY) -m pytest -q -n 3 $(PEERS) -m "not slow and not spark" $(ARGS)
+	$(PY) -m pytest -q -n 4 $(PEERS) -m "not slow and not spark" $(ARGS)
 
 ## tests that take minutes each
 slow: $(VENV)/.report
