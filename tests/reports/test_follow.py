@@ -106,10 +106,6 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
         tmp_path, "--traffic-log", str(log), "--traffic-topic", traffic_log_interval_ms=1000
     ) as server:
         produces(server)
-        ends_well(following(server, "--once"))
-        first = there()
-        assert len(first) >= 3 * 3
-        produces(server)
         with following(server, "--every", "1") as process:
             while len(tables.batches()) < 2:
                 assert process.poll() is None, process.stderr.read()[-3000:]
@@ -118,6 +114,8 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
         # Its Java would continue to read the topic during the next run.
         while running_in(process.pid):
             time.sleep(0.05)
+        first = there()
+        assert len(first) >= 3 * 3
         produces(server)
         ends_well(following(server, "--once"))
         followed = there()
