@@ -56,6 +56,7 @@ def among_noise(spark, tmp_path_factory):
     return found, *reported(spark, folder / "logs", folder / "out")
 
 
+@pytest.mark.slow
 def test_known_blockers_are_found_among_random_traffic(among_noise):
     found, summary, tables = among_noise
     blockers = defaultdict(set)
@@ -66,6 +67,7 @@ def test_known_blockers_are_found_among_random_traffic(among_noise):
     assert summary["applications"]["refused"] == len(blockers)
 
 
+@pytest.mark.slow
 def test_bindings_and_conversions_are_found_among_random_traffic(among_noise):
     found, _, tables = among_noise
     assert {(row["kind"], row["name"]) for row in tables["bindings"]} == {
@@ -79,6 +81,7 @@ def test_bindings_and_conversions_are_found_among_random_traffic(among_noise):
     assert set(found.converted) - converted == set()
 
 
+@pytest.mark.slow
 def test_random_traffic_does_not_change_the_trend(among_noise):
     assert [int(row["refused_applications"]) for row in among_noise[2]["trend"]] == [7] * 5 + [
         6
