@@ -141,6 +141,8 @@ class GatewayServer:
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartupError(str(failure)) from failure
         self._broker = broker
+        if broker.membership.node is not None:
+            broker.membership.node.when_cut_off(self._release_clients)
         await self._wait_until_serving(broker)
         broker.configs.watch(self._limits.update)
         self._limits.update(broker.settings)
@@ -370,6 +372,17 @@ class GatewayServer:
                     connection.abort()
                 return
             await sleep(self._reactor, min(left, 0.02))
+
+    def _release_clients(self) -> None:
+        """End what keeps clients at this gateway, which is cut off from the cluster.
+
+        They retry at the new leaders what cannot be stored here. Without its session, a consumer
+        asks for all partitions and receives their errors, also of those without new records.
+        """
+        for connection in list(self._limits.connections):
+            connection.time_out_appends()
+        if self._broker is not None:
+            self._broker.fetch_sessions.clear()
 
     def _close_overdue(self) -> None:
         for connection, reason in overdue_connections(

@@ -85,6 +85,13 @@ class LeaseLost:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """There has been no lease for a session, and the cluster has other nodes: they lead the shards
+    now, so clients should ask them. Ends with LeaseRegained.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRegained:
     """Serve again. Also the first lease."""
 
@@ -96,5 +103,5 @@ class NodeLeft:
 
 ControllerAction = SendMessage | WriteRows | ConfirmRole | WatchPresence | UnwatchPresence
 MemberAction = (
-    SendMessage | OpenShard | CloseShard | TryToLead | LeaseLost | LeaseRegained | NodeLeft
+    SendMessage | OpenShard | CloseShard | TryToLead | LeaseLost | CutOff | LeaseRegained | NodeLeft
 )

@@ -22,6 +22,7 @@ from gateway.cluster.cluster_actions import (
     CloseShard,
     ConfirmRole,
     ControllerAction,
+    CutOff,
     LeaseLost,
     LeaseRegained,
     MemberAction,
@@ -86,6 +87,10 @@ class LogReplay:
     nodes: tuple[NodeReplay, ...]
 
 
+def _ignore() -> None:
+    return
+
+
 class ClusterNode:
     """Call `start` once the gateway can open shards.
 
@@ -138,7 +143,12 @@ class ClusterNode:
         """Why nodes leave, as far as the controller knows."""
         self._shards_changed: float | None = None
         """When a shard was last opened or closed here, None once the change is logged."""
+        self._on_cut_off: Callable[[], None] = _ignore
         self._is_closed = False
+
+    def when_cut_off(self, call: Callable[[], None]) -> None:
+        """Call `call` each time this node is cut off from the cluster."""
+        self._on_cut_off = call
 
     async def start(self) -> None:
         """Follow the log, and take part. Raises StorageError."""
@@ -402,7 +412,13 @@ class ClusterNode:
                 if not self._is_leaving:
                     _log.warning("no answer of the controller, not serving as leader")
                 self._leadership.suspend()
+            case CutOff():
+                _log.warning("no lease for a session, clients are sent to other gateways")
+                self._view.set_cut_off(True)
+                self._leadership.refuse()
+                self._on_cut_off()
             case LeaseRegained():
+                self._view.set_cut_off(False)
                 self._leadership.resume()
             case TryToLead(force):
                 self._start(self._try_to_lead(force))

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from gateway.cluster.cluster_actions import (
     CloseShard,
+    CutOff,
     LeaseLost,
     LeaseRegained,
     MemberAction,
@@ -116,6 +117,9 @@ class Member:
         self._lease_until = NEVER
         self._is_serving = False
         """Whether the last lease action was LeaseRegained."""
+        self._cut_off_at = now + timing.session_timeout
+        """When the node is cut off if it has no lease until then."""
+        self._is_cut_off = False
         self._seen = now
         self._silent_since = now
         self._refusals = 0
@@ -145,6 +149,8 @@ class Member:
         deadlines = [self._next_heartbeat, self._seen + self._timing.heartbeat_interval]
         if self._is_serving:
             deadlines.append(self._lease_until)
+        elif not self._is_cut_off and self._cut_off_at > self._seen:
+            deadlines.append(self._cut_off_at)
         attempt = self._attempt_at()
         if attempt > self._seen:
             deadlines.append(attempt)
@@ -283,7 +289,14 @@ class Member:
             return actions
         if self.has_lease(now) != self._is_serving:
             self._is_serving = not self._is_serving
+            self._is_cut_off = False
+            self._cut_off_at = now + self._timing.session_timeout
             actions.append(LeaseRegained() if self._is_serving else LeaseLost())
+        if not self._is_serving and not self._is_cut_off and now >= self._cut_off_at:
+            # A node without others is the only one that can lead: clients wait for it.
+            self._is_cut_off = any(one != self.node.node_id for one in self._image.nodes)
+            if self._is_cut_off:
+                actions.append(CutOff())
         self._follow_shards(now, actions)
         if self._is_leaving and not self.node.registration and not self._held:
             self._has_left = True

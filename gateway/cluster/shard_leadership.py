@@ -120,7 +120,8 @@ class ShardLeadership:
         self._serving: SharedResult[None] | None = None
         """Fires when this gateway may serve again; None while it may."""
         self._suspended_at = 0.0
-        """When `_serving` was created."""
+        """When `suspend` was called."""
+        self._is_refusing = False
         self._store = store
         self._clock = clock
         self._start = start
@@ -161,8 +162,14 @@ class ShardLeadership:
             self._serving = SharedResult()
             self._suspended_at = self._clock.seconds()
 
+    def refuse(self) -> None:
+        """Hold nothing until `resume`: other gateways lead the shards meanwhile."""
+        self._is_refusing = True
+        self._recheck_held()
+
     def resume(self) -> None:
         """Serve again."""
+        self._is_refusing = False
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.succeed(None)
@@ -211,6 +218,8 @@ class ShardLeadership:
 
     def _left_to_hold(self, seconds: float) -> float:
         """Seconds until no more requests are held, `seconds` after the gateway was suspended."""
+        if self._is_refusing:
+            return 0
         now = self._clock.seconds()
         return seconds if self._serving is None else self._suspended_at + seconds - now
 

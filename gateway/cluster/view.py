@@ -83,6 +83,7 @@ class ClusterView:
         self.shard_count = shard_count
         self.controller_id = UNKNOWN
         self.version = 0
+        self._is_cut_off = False
         self._addresses: dict[int, Addresses] = {}
         self._nodes: dict[str, dict[int, Node]] = {}
         self._leaders = [UNKNOWN] * shard_count
@@ -94,7 +95,10 @@ class ClusterView:
         return self._addresses[self.node_id]
 
     def nodes(self, listener: str) -> list[Node]:
-        """Every live gateway that has this listener, with its address there, sorted by id."""
+        """Every live gateway that has this listener, with its address there, sorted by id.
+
+        Empty if this gateway is cut off: it does not know which are alive.
+        """
         return list(self._nodes_of(listener).values())
 
     def find_node(self, node_id: int, listener: str) -> Node | None:
@@ -107,7 +111,7 @@ class ClusterView:
             nodes = self._nodes[listener] = {
                 node_id: Node(node_id, *addresses[listener])
                 for node_id, addresses in sorted(self._addresses.items())
-                if listener in addresses
+                if listener in addresses and not self._is_cut_off
             }
         return nodes
 
@@ -126,6 +130,12 @@ class ClusterView:
     def set_nodes(self, addresses: Mapping[int, Addresses]) -> None:
         """Replace all nodes."""
         self._addresses = dict(addresses)
+        self._nodes.clear()
+        self.version += 1
+
+    def set_cut_off(self, is_cut_off: bool) -> None:
+        """While this gateway is cut off from the cluster, clients find no nodes here."""
+        self._is_cut_off = is_cut_off
         self._nodes.clear()
         self.version += 1
 

@@ -197,6 +197,11 @@ class FetchSessions:
             found.counted_partitions = 0
             found.close()
 
+    def clear(self) -> None:
+        """Remove all sessions. Clients learn it from their next fetch, and name all partitions."""
+        for session_id in list(self._sessions):
+            self.remove(session_id)
+
     def has_room(self, session: FetchSession, now: int) -> bool:
         """Update the partition count of a session.
 

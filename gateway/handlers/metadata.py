@@ -68,6 +68,11 @@ async def metadata_response(
     broker = caller.broker
     caller.traffic.habit_seen("metadata_all", requested is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
+    if not nodes:
+        # Cut off from the cluster. Without brokers and topics every client ignores the reply and
+        # asks another broker, as for a broker of Kafka that is starting (KAFKA-7924). librdkafka
+        # ignores it only if both are missing (rd_kafka_parse_Metadata).
+        return _response([], [], request, caller)
     wanted = _requested_topics(requested, caller.api_version)
     flags = (
         request.include_cluster_authorized_operations,

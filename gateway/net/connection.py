@@ -250,6 +250,10 @@ class KafkaConnection(Protocol):
         if not self._is_closed:
             self.transport.abortConnection()
 
+    def time_out_appends(self) -> None:
+        """Answer what waits for the store as if its timeout had passed."""
+        self._dispatch.time_out_appends()
+
     def drain(self) -> bool:
         """Accept no more requests.
 

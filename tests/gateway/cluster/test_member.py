@@ -6,6 +6,7 @@ import pytest
 
 from gateway.cluster.cluster_actions import (
     CloseShard,
+    CutOff,
     LeaseLost,
     LeaseRegained,
     NodeLeft,
@@ -111,6 +112,32 @@ def test_shard_is_not_served_without_a_lease_and_continues_in_the_same_epoch():
     heartbeat = run(one.member, 102.1, 103, SendMessage)
     assert one.reply([heartbeat[1]], heartbeat[0]) == [LeaseRegained()]
     assert one.member.leads(0, heartbeat[0])
+
+
+def test_node_without_a_lease_for_a_session_is_cut_off_once_if_there_are_others():
+    one = Harness().opened()
+    one.image.apply({node_key(2): encode_row(NodeRow(2, "p2", 9, {}))})
+    assert run(one.member, 100.1, 110, CutOff) == (105.0, CutOff())
+    assert run(one.member, 105.1, 120, CutOff) is None
+    heartbeat = run(one.member, 120.1, 121, SendMessage)
+    assert one.reply([heartbeat[1]], heartbeat[0]) == [LeaseRegained()]
+    assert run(one.member, 121, 130, CutOff) == (
+        pytest.approx(heartbeat[0] + LEASE + 3, abs=0.15),
+        CutOff(),
+    )
+
+
+def test_deadline_includes_the_time_when_the_node_is_cut_off():
+    one = Harness().opened()
+    one.image.apply({node_key(2): encode_row(NodeRow(2, "p2", 9, {}))})
+    now = 100.0
+    while now < 106 and CutOff() not in one.member.tick(now):
+        now = one.member.next_deadline
+    assert now == 105.0
+
+
+def test_lone_node_is_never_cut_off():
+    assert run(Harness().opened().member, 100.1, 200, CutOff) is None
 
 
 def test_shard_with_a_successor_is_closed_and_reported_as_released():

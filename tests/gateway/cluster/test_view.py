@@ -15,6 +15,15 @@ def test_nodes_have_their_addresses_of_the_listener_and_are_sorted():
     assert view().find_node(1, "B") is None
 
 
+def test_gateway_that_is_cut_off_shows_no_nodes():
+    made = view()
+    made.set_cut_off(True)
+    assert (made.nodes("A"), made.find_node(2, "A")) == ([], None)
+    assert made.advertised == {"A": ("a", 1)}
+    made.set_cut_off(False)
+    assert made.nodes("B") == [Node(2, "b", 3)]
+
+
 def test_leaders_and_epochs_are_those_of_the_shard():
     made = view()
     made.set_leader(5, 1, 3)
@@ -32,6 +41,8 @@ def test_each_change_raises_the_version():
         lambda: made.set_leader(0, 1, 1),
         lambda: made.set_controller(2),
         lambda: made.set_nodes({1: {"A": ("c", 9)}}),
+        lambda: made.set_cut_off(True),
+        lambda: made.set_cut_off(False),
     ):
         change()
         versions.append(made.version)

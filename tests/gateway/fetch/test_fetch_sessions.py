@@ -103,15 +103,18 @@ def test_close_unwatches_all_logs(env):
     assert [watchers(env, index) for index in range(3)] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("how", ["removed", "evicted"])
+@pytest.mark.parametrize("how", ["removed", "evicted", "cleared"])
 def test_removed_session_unwatches_all_logs(env, how):
     kept = sessions(slots=1)
     made = kept.create(0)
     followed(env, made)
     if how == "removed":
         kept.remove(made.session_id)
-    else:
+    elif how == "evicted":
         kept.create(500_000)
+    else:
+        kept.clear()
+        assert len(kept) == 0
     assert watchers(env) == 0
     assert made.is_closed
 

@@ -65,6 +65,19 @@ def test_every_version_returns_brokers_topics_and_leaders(version: int) -> None:
     assert rows == [(0, 3, [3], [3]), (1, 3, [3], [3])]
 
 
+@pytest.mark.parametrize("version", range(14))
+def test_gateway_that_is_cut_off_returns_neither_brokers_nor_topics(version: int) -> None:
+    env = open_environment()
+    env.topic("orders", 2)
+    assert len(call(env, request("orders"), version).topics) == 1
+    env.broker.cluster.set_cut_off(True)
+    reply = call(env, request("orders", "new"), version)
+    assert (list(reply.brokers), list(reply.topics)) == ([], [])
+    assert names(env) == {"orders"}
+    env.broker.cluster.set_cut_off(False)
+    assert len(call(env, request("orders"), version).brokers) == 1
+
+
 @pytest.mark.parametrize("version", range(1, 14))
 def test_null_means_all_topics_and_empty_list_none(env: BrokerEnvironment, version: int) -> None:
     env.topic("orders")

@@ -153,8 +153,13 @@ def metadata(peer: Peer, *topics: str) -> Any:
 
 
 def leaders(peer: Peer, topic: str) -> dict[int, int]:
-    """The leader of each partition; empty if one has none, or the topic is not known."""
-    (found,) = metadata(peer, topic).topics
+    """The leader of each partition; empty if one has none, or the topic is not known, or the
+    gateway is cut off.
+    """
+    topics = metadata(peer, topic).topics
+    if not topics:
+        return {}
+    (found,) = topics
     rows = found.partitions
     if found.error_code or any(row.error_code or row.leader_id < 0 for row in rows):
         return {}

@@ -254,3 +254,21 @@ def test_requests_are_refused_at_once_when_the_gateway_is_suspended_for_long(ben
     is_permitted = True
     bench.leadership.resume()
     assert bench.wait(3).is_done
+
+
+def test_gateway_that_is_cut_off_holds_no_request(bench):
+    is_permitted = True
+    bench.leadership.may_serve = lambda: is_permitted
+    bench.leadership.lead(3, 1)
+    is_permitted = False
+    bench.leadership.suspend()
+    waiting = bench.wait(3)
+    bench.leadership.refuse()
+    bench.clock.advance(0)
+    assert isinstance(waiting.failure, NotLeader)
+    later = bench.wait(3)
+    bench.clock.advance(0)
+    assert isinstance(later.failure, NotLeader)
+    bench.leadership.resume()
+    bench.leadership.suspend()
+    assert not bench.wait(3).is_done

@@ -25,6 +25,14 @@ def test_each_key_has_a_reply(version):
     ]
 
 
+@pytest.mark.parametrize("version", range(4))
+def test_gateway_that_is_cut_off_knows_no_coordinator(version):
+    env = open_environment()
+    env.broker.cluster.set_cut_off(True)
+    reply = call(env, FindCoordinatorRequest(key="g", key_type=0), version)
+    assert (reply.error_code, reply.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+
+
 def test_transactional_id_has_coordinator_that_refuses_it():
     reply = call(open_environment(node_id=5), FindCoordinatorRequest(key="t", key_type=1), 2)
     assert (reply.error_code, reply.node_id, reply.port) == (0, 5, 9092)
