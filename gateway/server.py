@@ -63,6 +63,10 @@ CLOSE_SECONDS = 1.5
 #: within two.
 START_SESSIONS = 4
 
+#: Seconds from when this gateway is cut off until it closes the connections with requests that are
+#: not answered yet. A request that arrives then is answered at once.
+RELEASE_SECONDS = 0.5
+
 #: The share of the drain's time for handing over leadership to other gateways.
 LEAVE_SHARE = 0.5
 
@@ -377,12 +381,24 @@ class GatewayServer:
         """End what keeps clients at this gateway, which is cut off from the cluster.
 
         They retry at the new leaders what cannot be stored here. Without its session, a consumer
-        asks for all partitions and receives their errors, also of those without new records.
+        asks for all partitions and receives their errors, also of those without new records. Other
+        requests, such as reads, may wait for Pulsar for half a minute: their connections are
+        closed.
         """
         for connection in list(self._limits.connections):
             connection.time_out_appends()
         if self._broker is not None:
             self._broker.fetch_sessions.clear()
+        self._reactor.callLater(RELEASE_SECONDS, self._abort_waiting)
+
+    def _abort_waiting(self) -> None:
+        if self._broker is None or self._broker.leadership.may_serve():
+            return
+        waiting = [one for one in self._limits.connections if not one.is_idle]
+        for connection in waiting:
+            connection.abort()
+        if waiting:
+            _log.info("connections closed whose requests wait for Pulsar", count=len(waiting))
 
     def _close_overdue(self) -> None:
         for connection, reason in overdue_connections(

@@ -250,6 +250,11 @@ class KafkaConnection(Protocol):
         if not self._is_closed:
             self.transport.abortConnection()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request is answered."""
+        return self._dispatch.is_idle
+
     def time_out_appends(self) -> None:
         """Answer what waits for the store as if its timeout had passed."""
         self._dispatch.time_out_appends()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Self
@@ -179,6 +179,17 @@ class PulsarRelays:
         self.admin = AdminRelay(settings.admin_url)
         self.settings = replace(settings, service_url=self.broker.url, admin_url=self.admin.url)
         """The given settings with the addresses of the relays."""
+        self._addresses = {
+            settings.service_url: self.broker.url,
+            settings.admin_url: self.admin.url,
+        }
+
+    def redirected(self, words: Sequence[str]) -> list[str]:
+        """Arguments of a gateway with the addresses of the relays."""
+        made = list(words)
+        for address, relayed in self._addresses.items():
+            made = [word.replace(address, relayed) for word in made]
+        return made
 
     @contextmanager
     def dropping(self, *commands: int) -> Iterator[None]:

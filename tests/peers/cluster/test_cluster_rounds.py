@@ -33,12 +33,7 @@ def test_guarantees_hold_in_rounds_of_random_failures(
     store = in_pulsar(tenant)
     chance = random.Random(seed := int(os.environ.get("TESTS_CHAOS_SEED", SEED)))
     with PulsarRelays(tenant.settings()) as relays:
-        relayed = [
-            word.replace(tenant.service_url, relays.settings.service_url).replace(
-                tenant.admin_url, relays.settings.admin_url
-            )
-            for word in store
-        ]
+        relayed = relays.redirected(store)
         with Gateways(tmp_path, store, 3, SETTINGS, {RELAYED: relayed}) as gateways:
             gateways.launch()
             with ClusterLoad(tmp_path, gateways) as load:
@@ -47,13 +42,15 @@ def test_guarantees_hold_in_rounds_of_random_failures(
                     event = chance.choice(["kill", "suspend", "restart", "cut", "broker"])
                     victim = chance.choice([*gateways.nodes])
                     seconds = chance.uniform(0.1, 8.0)
+                    print(
+                        f"seed {seed}, round {number + 1} of {ROUNDS}: {event}, "
+                        f"node {RELAYED if event == 'cut' else victim}, {seconds:.1f} s",
+                        flush=True,
+                    )
                     strike(event, gateways, victim, seconds, relays, restartable_pulsar)
                     took = load.wait_for_progress()
                     gateways.wait_until_led(TOPIC, [*gateways.nodes])
-                    print(
-                        f"seed {seed}, round {number}: {event}, node {victim}, {seconds:.1f} s, "
-                        f"{took:.1f} s until all clients made progress"
-                    )
+                    print(f"{took:.1f} s until all clients made progress", flush=True)
                 assert load.finish((*NOT_RETRIED, *EXPIRED)) == []
 
 
