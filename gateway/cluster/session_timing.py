@@ -14,7 +14,8 @@ with a margin for clocks of different rates: 7 % in each direction. It does not 
 is taken, so force may be used long before leases end: after `force_after` of silence, which is up
 to 1.8 s with the jitter of a node, when at least 2.2 s of the other nodes' leases have not passed
 (2.55 s less one interval between confirmations). They go on serving if the new controller answers
-within the difference.
+within the difference. That is the node with the lowest id; the next ones wait longer
+(`Member._turn`).
 
 The node of a controller that hangs cannot be asked. Its lease is shorter, because its controller is
 in the same process, so its session at the controller that replaced it by force is shorter, too:

@@ -190,6 +190,24 @@ def test_node_tries_to_lead_after_three_heartbeats_and_with_force_after_five():
     assert attempts(Harness().member, 100.0) == [100.95, 101.26, 101.57]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "forced_at"),
+    # 1.55 s, and 0.6 s more for each node with a lower id, except for the silent controller.
+    [((0,), 102.19), ((0, 2), 102.19), ((-4, -3, 0), 103.43)],
+)
+def test_nodes_use_force_one_after_another(nodes, forced_at):
+    one = Harness()
+    for node_id in nodes:
+        one.image.apply({node_key(node_id): encode_row(NodeRow(node_id, "p", 9, {}))})
+    assert attempts(one.member, 100.0)[-1] == forced_at
+
+
+def test_silent_controller_does_not_delay_the_use_of_force():
+    one = Harness(ControllerRow(0, "c", 4))
+    one.image.apply({node_key(0): encode_row(NodeRow(0, "c", 9, {}))})
+    assert attempts(one.member, 100.0)[-1] == 101.57
+
+
 def test_force_requires_two_refused_attempts_in_succession():
     one = Harness()
     now, _ = run(one.member, 100.0, 105, TryToLead)
