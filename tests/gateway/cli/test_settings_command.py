@@ -21,7 +21,7 @@ def test_every_setting_is_listed_with_default():
 def test_markdown_table_has_row_per_setting():
     rows = [line for line in as_markdown().splitlines() if line.startswith("| `")]
     assert len(rows) == len(Settings.model_fields)
-    assert "| `node_id` | `0` | Kafka's broker id of this gateway. |" in as_markdown()
+    assert any(row.startswith("| `node_id` | `none` | Kafka's broker id of this") for row in rows)
 
 
 def test_each_row_of_settings_table_has_same_number_of_cells():

@@ -249,7 +249,7 @@ def test_value_of_newer_version_is_ignored() -> None:
 @pytest.mark.parametrize("name", ["broker.id", "node.id"])
 def test_node_id_has_its_value_in_use_and_the_default_of_kafka(name, settings, node_id):
     broker = open_environment(**settings).broker
-    entries = broker_entries(broker.configs, broker.cluster.advertised)
+    entries = broker_entries(broker.configs, broker.cluster.advertised, 50)
     (entry,) = [entry for entry in entries if entry.name == name]
     assert [(one.value, one.source.name) for one in entry.synonyms] == [
         (node_id, "STATIC_BROKER_CONFIG"),
