@@ -1,9 +1,10 @@
-"""`make bench-cluster`: how long producers wait when one of three gateways stops.
+"""`make bench-cluster`: how long partitions have no leader when one of three gateways stops.
 
-An idempotent producer of librdkafka sends a record to each of 12 partitions every 20 ms. The figure
-of an event is the longest time in which a partition had no acknowledgement. Pulsar, gateways and
-producer share the machine. With --partitions N, a fourth gateway joins a cluster with N partitions
-in topics of 100 in addition.
+"led again" is the time until the other gateways serve all of 12 partitions, "producer" the longest
+time in which one of these had no acknowledgement. An idempotent producer of librdkafka sends a
+record to each of them every 20 ms. Pulsar, gateways and producer share the machine. With
+--partitions N, a fourth gateway joins a cluster with N partitions in topics of 100 in addition, and
+the controller is killed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from kafka.protocol.metadata.metadata import MetadataRequest
+
 from bench.__main__ import replace_between_marks
 from tests.legacy_clients.brokers import in_pulsar
-from tests.peers.cluster.gateways import Gateways, leaders, metadata
-from tests.peers.cluster.load import ClusterLoad, create_topic
+from tests.peers.cluster.gateways import Gateways, leaders
+from tests.peers.cluster.load import PARTITIONS, ClusterLoad, create_topic
+from tests.testkit.gateway import encode_request
 from tests.testkit.pulsar import Pulsar
 from tests.testkit.tenant import Tenant
 from tests.testkit.verifiable import TOPIC
@@ -32,6 +36,7 @@ BEGIN, END = "<!-- cluster: begin -->", "<!-- cluster: end -->"
 NODES = 3
 SUSPENDED_SECONDS = 5.0
 TOPIC_PARTITIONS = 100
+METADATA_ROUNDS = 20
 
 Times = Mapping[str, Sequence[float]]
 
@@ -79,35 +84,50 @@ def _measure(tenant: Tenant, options: argparse.Namespace) -> Times:
 def _run_round(
     gateways: Gateways, load: ClusterLoad, number: int, times: dict[str, list[float]]
 ) -> None:
-    controller = gateways.controller()
-    others = [one for one in range(1, NODES + 1) if one != controller]
-    other = others[number % len(others)]
-    for name, victim in (("member", other), ("controller", controller)):
+    for name in ("member", "controller"):
+        victim = _victim(gateways, name, number)
         load.producer.longest_gap()
+        began = time.monotonic()
         gateways.nodes[victim].kill()
+        gateways.wait_until_led_without(TOPIC, victim)
+        times[f"kill -9, {name}: led again"].append(time.monotonic() - began)
         load.wait_for_progress()
-        times[f"kill -9, {name}"].append(load.producer.longest_gap())
+        times[f"kill -9, {name}: producer"].append(load.producer.longest_gap())
         gateways.nodes[victim].launch()
         _settle(gateways)
         load.wait_for_progress()
-        times["a gateway joins"].append(load.producer.longest_gap())
-    gateways.nodes[other].pause()
-    time.sleep(SUSPENDED_SECONDS)
-    gateways.nodes[other].resume()
-    load.wait_for_progress()
-    times[f"SIGSTOP for {SUSPENDED_SECONDS:.0f} s, any node"].append(load.producer.longest_gap())
-    _settle(gateways)
-    worst = 0.0
+        times["a gateway joins: producer"].append(load.producer.longest_gap())
+    for name in ("member", "controller"):
+        victim = _victim(gateways, name, number)
+        load.producer.longest_gap()
+        began = time.monotonic()
+        gateways.nodes[victim].pause()
+        gateways.wait_until_led_without(TOPIC, victim)
+        times[f"SIGSTOP, {name}: led again"].append(led := time.monotonic() - began)
+        time.sleep(max(SUSPENDED_SECONDS - led, 0))
+        gateways.nodes[victim].resume()
+        load.wait_for_progress()
+        seconds = f"{SUSPENDED_SECONDS:.0f} s"
+        times[f"SIGSTOP, {name}, for {seconds}: producer"].append(load.producer.longest_gap())
+        _settle(gateways)
+    began = time.monotonic()
     for victim in range(1, NODES + 1):
+        load.wait_for_progress()
         load.producer.longest_gap()
         gateways.nodes[victim].end()
         load.wait_for_progress()
-        times["SIGTERM, handover"].append(stopped := load.producer.longest_gap())
+        times["SIGTERM: producer"].append(load.producer.longest_gap())
         gateways.nodes[victim].launch()
         _settle(gateways)
-        load.wait_for_progress()
-        worst = max(worst, stopped, load.producer.longest_gap())
-    times["rolling restart of all"].append(worst)
+    times["rolling restart of all three"].append(time.monotonic() - began)
+
+
+def _victim(gateways: Gateways, role: str, number: int) -> int:
+    controller = gateways.controller()
+    if role == "controller":
+        return controller
+    members = [one for one in range(1, NODES + 1) if one != controller]
+    return members[number % len(members)]
 
 
 def _settle(gateways: Gateways) -> None:
@@ -128,11 +148,31 @@ def _join(gateways: Gateways, partitions: int, times: dict[str, list[float]]) ->
         lambda: _count_led(gateways, [TOPIC, *topics]),
         lambda count: count >= max(partitions // (NODES + 1) * 3 // 4, 1),
     )
-    times[f"... until it leads its share of {partitions + 12} partitions"].append(
+    times[f"... until it leads its share of {partitions + PARTITIONS} partitions"].append(
         time.monotonic() - began
     )
+    asked = MetadataRequest(version=7, topics=None, allow_auto_topic_creation=False)
+    frame = encode_request(asked, 7)
     with fourth.peer() as peer:
-        times["Metadata for all topics"].append(_seconds(lambda: metadata(peer)))
+        for _ in range(METADATA_ROUNDS):
+            began = time.monotonic()
+            peer.send(frame)
+            peer.receive()
+            times["Metadata for all topics"].append(time.monotonic() - began)
+    _fail_over(gateways, partitions + PARTITIONS, times)
+
+
+def _fail_over(gateways: Gateways, partitions: int, times: dict[str, list[float]]) -> None:
+    """Kill the controller, and create a topic at its successor."""
+    victim = gateways.controller()
+    began = time.monotonic()
+    gateways.nodes[victim].kill()
+    name = f"kill -9 of the controller with {partitions} partitions"
+    gateways.until(gateways.controller, lambda controller: controller != victim)
+    times[f"{name}: successor"].append(time.monotonic() - began)
+    others = [one.bootstrap for one in gateways.nodes.values() if one.is_running()]
+    create_topic(",".join(others), "created-by-successor", 1)
+    times[f"{name}: a topic created"].append(time.monotonic() - began)
 
 
 def _count_led(gateways: Gateways, topics: Sequence[str]) -> int:

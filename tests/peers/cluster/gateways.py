@@ -101,22 +101,28 @@ class Gateways:
         """Wait until all partitions are served by their leaders, and all nodes agree which these
         are. With `nodes`, until exactly these lead partitions. Returns the leaders.
         """
+        running = [number for number, node in self.nodes.items() if node.is_running()]
         return self.until(
-            lambda: self._served(topic),
+            lambda: self._served(topic, running),
             lambda found: bool(found) and (nodes is None or set(found.values()) == set(nodes)),
         )
 
-    def _served(self, topic: str) -> dict[int, int]:
-        """The leaders of all partitions; empty while nodes disagree or a leader does not serve."""
+    def wait_until_led_without(self, topic: str, node: int) -> None:
+        """Wait until nodes other than this one, which may be suspended, serve all partitions."""
+        others = [number for number, one in self.nodes.items() if one.is_running()]
+        others = [number for number in others if number != node]
+        self.until(lambda: self._served(topic, others), bool)
+
+    def _served(self, topic: str, nodes: Sequence[int]) -> dict[int, int]:
+        """The leaders of all partitions; empty while these nodes disagree or do not serve all."""
         views = []
-        for node in self.nodes.values():
-            if node.is_running():
-                with node.peer() as peer:
-                    views.append(leaders(peer, topic))
+        for number in nodes:
+            with self.nodes[number].peer() as peer:
+                views.append(leaders(peer, topic))
         if not views[0] or any(view != views[0] for view in views):
             return {}
         for leader in set(views[0].values()):
-            if leader not in self.nodes:
+            if leader not in nodes:
                 return {}
             with self.nodes[leader].peer() as peer:
                 led = [index for index, one in views[0].items() if one == leader]
