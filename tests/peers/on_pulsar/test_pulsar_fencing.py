@@ -92,7 +92,7 @@ def test_second_gateway_with_a_used_node_id_is_refused_naming_the_holder(
     with first.peer() as peer:
         peer.create_topic(TOPIC)
     with pytest.raises(GatewayDied, match="exit code 1\n") as refused:
-        starts("second")
+        starts("second", "--node-id", "0")
     said = str(refused.value)
     assert {
         word
