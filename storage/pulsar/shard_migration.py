@@ -9,10 +9,11 @@ the rows of the old tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from twisted.internet.defer import Deferred, DeferredList, DeferredSemaphore
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from storage.log import StateTable, StorageFailed
@@ -67,7 +68,9 @@ logger = logging.getLogger(__name__)
 class ShardMigration:
     """`new_table` creates a `PulsarTable` of that name, not open.
 
-    This process must be the controller.
+    This process must be the controller. `confirm` raises Fenced if it has ceased to be it. It is
+    awaited after a table is fenced and before the table is changed: the tables of another
+    controller, which has migrated the store meanwhile, stay as they are.
     """
 
     def __init__(
@@ -76,11 +79,13 @@ class ShardMigration:
         admin: PulsarAdmin,
         new_table: Callable[[str], PulsarTable],
         shard_of_row: ShardOfRow | None,
+        confirm: Callable[[], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._admin = admin
         self._new_table = new_table
         self._shard_of_row = shard_of_row
+        self._confirm = confirm
 
     async def run(self, layout: StateTable, metadata_table: Callable[[str], StateTable]) -> None:
         """Write the layout of a new store, after moving old rows. No effect if there is one.
@@ -126,8 +131,7 @@ class ShardMigration:
                     logger.warning("row with an invalid key dropped table=%s: %s", name, error)
                 else:
                     shards[shard][stored_key(name, key)] = row
-        slots = DeferredSemaphore(SHARDS_AT_ONCE)
-        await _all(self._fill(slots, number, rows) for number, rows in enumerate(shards))
+        await self._fill_all(shards)
         if TABLE in old:
             await self._with_table(TABLE, lambda table: _put(table, {MOVED: b"moved"}))
         logger.info(
@@ -158,14 +162,28 @@ class ShardMigration:
         await self._with_table(name, read)
         return rows
 
-    async def _fill(self, slots: DeferredSemaphore, shard: int, rows: Rows) -> None:
+    async def _fill_all(self, shards: Sequence[Rows]) -> None:
+        """Make these the rows of the shards. No other shard is opened after a failure."""
+        queue = deque(enumerate(shards))
+
+        async def work() -> None:
+            while queue:
+                shard, rows = queue.popleft()
+                try:
+                    await self._fill(shard, rows)
+                except BaseException:
+                    queue.clear()
+                    raise
+
+        await _all(work() for _ in range(SHARDS_AT_ONCE))
+
+    async def _fill(self, shard: int, rows: Rows) -> None:
         """Make `rows` the rows of the shard."""
 
         async def fill(table: PulsarTable) -> None:
             await self._make_equal(table, rows)
 
-        async with slots:
-            await self._with_table(shard_topic(shard), fill)
+        await self._with_table(shard_topic(shard), fill)
 
     async def _make_equal(self, table: StateTable, rows: Rows) -> None:
         """Make `rows` the rows of the table."""
@@ -180,6 +198,7 @@ class ShardMigration:
         table = self._new_table(name)
         try:
             await table.open()
+            await self._confirm()
             await work(table)
         finally:
             await table.close()

@@ -155,9 +155,14 @@ class PulsarStore:
     async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
         """`SharedStore.lead`."""
         self._check_open()
-        await ShardMigration(self.settings, self._admin, self._new_table, self._shard_of_row).run(
-            self._layout, self._metadata_table
+        migration = ShardMigration(
+            self.settings,
+            self._admin,
+            self._new_table,
+            self._shard_of_row,
+            self.medium.log.confirm,
         )
+        await migration.run(self._layout, self._metadata_table)
         await self._catalog.lead(all_replayed)
 
     def follow(self) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from copy import deepcopy
+from typing import Any, cast
 
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.log import StorageFailed
+from storage.log import Fenced, StateTable, StorageFailed
+from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
 from storage.pulsar.cluster.metadata_table import MetadataTable
 from storage.pulsar.log.partition_rows import (
     TABLE,
@@ -19,8 +21,16 @@ from storage.pulsar.log.partition_rows import (
     partition_key,
 )
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.shard_migration import bursts, greatest_epoch
+from storage.pulsar.shard_migration import (
+    SHARDS_AT_ONCE,
+    ShardMigration,
+    bursts,
+    greatest_epoch,
+)
 from storage.pulsar.store import PulsarStore
+from storage.pulsar.tables.shard_tables import shard_topic
+from storage.pulsar.tables.table import PulsarTable
+from tests.fakes.broker import Started
 from tests.storage.open_shards import open_as_controller
 from tests.storage.pulsar.broker_tables import BrokerTables
 from tests.testkit.tenant import Tenant
@@ -147,6 +157,65 @@ async def test_old_data_is_opened_with_a_greater_epoch(old_tables, settings):
         states.update(store._led._shards[shard].partitions)
     assert states[partition_key(TOPIC, 0)].row == PartitionRow(1, 2, 3, ((4, 0), (6, 5)))
     await store.close()
+
+
+class StoreOfNextController:
+    """Tables as another controller left them after its migration; old rows are in TABLE."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[bytes, bytes | None]] = {
+            **{shard_topic(shard): {b"new": b"row"} for shard in range(SHARDS_AT_ONCE + 2)},
+            TABLE: dict(PARTITION_ROWS),
+        }
+        self.opened: list[str] = []
+
+    async def get(self, path: str, kind: Any) -> None:
+        if TABLE not in path:
+            raise NotFound("no topic", 404, "no topic")
+
+    def table(self, name: str) -> PulsarTable:
+        return cast(PulsarTable, TableOfNextController(self, name))
+
+    async def confirm(self) -> None:
+        # This process loses its role while it opens the first shard.
+        if self.opened[1:] == [shard_topic(0)]:
+            raise Fenced("another process has taken over the store")
+
+
+class TableOfNextController:
+    def __init__(self, store: StoreOfNextController, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    async def open(self) -> None:
+        self._store.opened.append(self._name)
+
+    async def items(self) -> list[tuple[bytes, bytes | None]]:
+        return list(self._store.rows.get(self._name, {}).items())
+
+    async def put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        self._store.rows.setdefault(self._name, {}).update(rows)
+
+    async def close(self) -> None:
+        pass
+
+
+def test_rows_of_a_later_controller_are_not_replaced_by_old_ones() -> None:
+    store = StoreOfNextController()
+    before = deepcopy(store.rows)
+    migration = ShardMigration(
+        PulsarSettings("pulsar://nowhere", "http://nowhere", shards=SHARDS_AT_ONCE + 2),
+        cast(PulsarAdmin, store),
+        store.table,
+        None,
+        store.confirm,
+    )
+    running = Started(migration.run(cast(StateTable, store.table("layout")), store.table))
+    with pytest.raises(Fenced):
+        assert running.result
+    assert store.rows == before
+    # The shards that were not opened are not fenced.
+    assert len(store.opened) <= 1 + SHARDS_AT_ONCE
 
 
 def test_greatest_epoch_is_that_of_any_partition() -> None:
