@@ -466,12 +466,17 @@ class ClusterNode:
         try:
             await self._medium.log.acquire(force)
             await self._duty.lead(self.wait_until_replayed)
-        except StorageError as failure:
+        except Exception as failure:  # noqa: BLE001 - the attempt must end, also for a bug
             is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
-            if not is_in_use:
+            if not isinstance(failure, StorageError):
+                _log.bug("taking the role of the controller failed", failure)
+            elif not is_in_use:
                 _log.warning("this gateway cannot become the controller", reason=str(failure))
-                await self._medium.log.release()
-            self._run(self._member.lead_refused(is_in_use, self._clock.seconds()))
+            try:
+                if not is_in_use:
+                    await self._medium.log.release()
+            finally:
+                self._run(self._member.lead_refused(is_in_use, self._clock.seconds()))
             return
         now = self._clock.seconds()
         if not self._medium.log.is_writer:

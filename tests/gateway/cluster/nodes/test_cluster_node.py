@@ -75,6 +75,26 @@ def test_another_node_replaces_a_killed_controller(group):
     assert controller.membership.view.controller_id == controller.node.node_id
 
 
+def test_role_is_tried_again_after_an_unexpected_error(group, monkeypatch, caplog):
+    one, two = group.join(1), group.join(2)
+    acquire, errors = two.medium.log.acquire, [ZeroDivisionError("once")]
+
+    async def fails_once(force: bool) -> None:
+        await acquire(force)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(two.medium.log, "acquire", fails_once)
+    one.kill()
+    group.run(3)
+    assert not errors
+    assert two.node.is_controller
+    assert counts(two) == [8]
+    assert [event for event, fields in events(caplog) if "traceback" in fields] == [
+        "taking the role of the controller failed"
+    ]
+
+
 def test_lost_shard_is_opened_again_by_its_leader(group):
     one = group.join(1)
     group.opened.clear()
