@@ -185,16 +185,24 @@ class SharedStore(Store, Protocol):
     @property
     def medium(self) -> ClusterMedium: ...
 
-    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
-        """Begin what only the controller does. This process must be the log's writer.
+    async def prepare(self, *, list_topics: bool) -> None:
+        """Create what a new store needs: `shard_count` is 0 before.
 
-        Creates what a new store needs: `shard_count` is 0 before. `all_replayed` returns when every
-        live gateway has replayed what is in the log now. Raises StorageError.
+        This process must be the log's writer. With `list_topics`, all topics are known when this
+        returns. Raises StorageError.
+        """
+        ...
+
+    def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
+        """Begin what only the controller does, without waiting.
+
+        This process must be the log's writer. `all_replayed` returns when every live gateway has
+        replayed what is in the log now.
         """
         ...
 
     def follow(self) -> None:
-        """End what `lead` began. No effect if it was not called."""
+        """End what `lead` or `prepare` began. No effect if they were not called."""
         ...
 
     def ask_controller(self, call: ControllerCall) -> None:

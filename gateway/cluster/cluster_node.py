@@ -65,7 +65,7 @@ Action = ControllerAction | MemberAction
 class ControllerDuty(Protocol):
     """What a gateway does as controller besides assigning shards (`SharedStore`)."""
 
-    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None: ...
+    def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None: ...
     def follow(self) -> None: ...
 
 
@@ -465,7 +465,6 @@ class ClusterNode:
         replaced = self.image.controller if force else None
         try:
             await self._medium.log.acquire(force)
-            await self._duty.lead(self.wait_until_replayed)
         except Exception as failure:  # noqa: BLE001 - the attempt must end, also for a bug
             is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
             if not isinstance(failure, StorageError):
@@ -493,6 +492,7 @@ class ClusterNode:
             replaced,
         )
         _log.info("this gateway is the controller", epoch=self._controller.epoch)
+        self._duty.lead(self.wait_until_replayed)
         self._run(self._member.lead_acquired(now))
         self._run(self._controller.tick(now))
 

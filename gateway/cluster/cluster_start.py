@@ -165,8 +165,8 @@ async def _join(
 ) -> ClusterMembership:
     medium = store.medium
     node_id = await _claim_id(medium, identity)
-    await _prepare(store, clock)
-    cluster_id = await _cluster_id(store, clock, new_id)
+    await _prepare(store, clock, node_id)
+    cluster_id = await _cluster_id(store, clock, node_id, new_id)
     incarnation = random_bits(63)
     row = NodeRow(
         node_id,
@@ -273,8 +273,11 @@ async def _ask_controller(
         raise StorageFailed(f"the controller did not answer: {failure}") from failure
 
 
-async def _prepare(store: SharedStore, clock: Clock) -> None:
+async def _prepare(store: SharedStore, clock: Clock, node_id: int) -> None:
     """Become the controller if there is none, and prepare a new store; else wait until it is.
+
+    Topics are listed here only if no other node is registered: another one would soon replace a
+    controller that answers no heartbeats.
 
     Raises StoreInUse if an older gateway, which does not join clusters, uses the store.
     """
@@ -282,14 +285,14 @@ async def _prepare(store: SharedStore, clock: Clock) -> None:
         if store.shard_count:
             return
         await sleep(clock, PREPARE_SECONDS)
-    await store.lead(_at_once)
+    image = ClusterImage()
+    image.apply(store.medium.log.rows)
+    await store.prepare(list_topics=image.nodes.keys() <= {node_id})
 
 
-async def _at_once() -> None:
-    """There is no other node yet."""
-
-
-async def _cluster_id(store: SharedStore, clock: Clock, new_id: Callable[[], str]) -> str:
+async def _cluster_id(
+    store: SharedStore, clock: Clock, node_id: int, new_id: Callable[[], str]
+) -> str:
     """Return the id, which the gateway that prepared the store writes, unless it ends before."""
     table: StateTable = await store.table("cluster")
     while True:
@@ -300,4 +303,4 @@ async def _cluster_id(store: SharedStore, clock: Clock, new_id: Callable[[], str
             await table.put({_CLUSTER_ID: new_id().encode()})
         else:
             await sleep(clock, PREPARE_SECONDS)
-            await _prepare(store, clock)
+            await _prepare(store, clock, node_id)

@@ -132,7 +132,7 @@ class PulsarStore:
     async def open(self) -> None:
         """`Store.open`: connect and replay the metadata log.
 
-        `lead`, here or in another process, creates what a new store needs. If opening fails,
+        `prepare`, here or in another process, creates what a new store needs. If opening fails,
         everything opened so far is closed.
         """
         await self._client.open()
@@ -152,8 +152,8 @@ class PulsarStore:
         if self.settings.mirror_cursors:
             self._mirror.start()
 
-    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
-        """`SharedStore.lead`."""
+    async def prepare(self, *, list_topics: bool) -> None:
+        """`SharedStore.prepare`."""
         self._check_open()
         migration = ShardMigration(
             self.settings,
@@ -163,7 +163,13 @@ class PulsarStore:
             self.medium.log.confirm,
         )
         await migration.run(self._layout, self._metadata_table)
-        await self._catalog.lead(all_replayed)
+        if list_topics:
+            await self._catalog.lead()
+
+    def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
+        """`SharedStore.lead`."""
+        if self._is_open:
+            self._catalog.start_leading(all_replayed)
 
     def follow(self) -> None:
         """`SharedStore.follow`."""

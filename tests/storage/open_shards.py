@@ -19,7 +19,7 @@ async def open_as_controller(store: Store, *, takeover: bool = False) -> None:
         shared = cast("SharedStore", store)
         try:
             await shared.medium.log.acquire(takeover)
-            await shared.lead(_nothing_to_replay)
+            await shared.prepare(list_topics=True)
         except BaseException:
             await store.close()
             raise
@@ -41,7 +41,3 @@ async def open_with_shards(store: Store, *, takeover: bool = False) -> None:
             for shard in range(store.shard_count)
         ]
     )
-
-
-async def _nothing_to_replay() -> None:
-    """There are no other gateways."""

@@ -45,9 +45,9 @@ async def _at_once() -> None:
 class TopicCatalog:
     """The topics that the gateway serves; `topics` is a live view.
 
-    A catalog follows the log until `lead` makes it the controller's. Its changes are in the log
-    before they return. Changes by other programs appear within `refresh_seconds`, after which the
-    watchers are called; own changes appear at once.
+    A catalog follows the log until it becomes the controller's (`start_leading`). Its changes are
+    in the log before they return. Changes by other programs appear within `refresh_seconds`, after
+    which the watchers are called; own changes appear at once.
 
     `rows` are the topics' rows in the metadata log. `controller` performs what a follower cannot do
     itself.
@@ -85,7 +85,7 @@ class TopicCatalog:
         self._refresh_queue: list[str] = []
         self._retention_retries: set[str] = set()
         self._term: object | None = None
-        """Identifies the time since the last `lead`; None in a follower."""
+        """Identifies the time since `start_leading` or `lead`; None in a follower."""
         self._controller = controller
         self._all_replayed: Callable[[], Awaitable[None]] = _at_once
 
@@ -98,16 +98,27 @@ class TopicCatalog:
         """The ids of all topics, also of those that are being deleted."""
         return {found.topic.topic_id for found in self._view.by_name.values()}
 
-    async def lead(self, all_replayed: Callable[[], Awaitable[None]] = _at_once) -> None:
+    def start_leading(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
         """Become the controller's catalog, once the log is replayed and this process writes it.
 
-        Lists all topics, writes the difference to the log, and starts refreshing. Topics that the
-        log does not have are read, the others in turn by refreshes. Changes are possible before
-        this returns.
+        The first refresh starts at once, and changes are possible before it ends: a list of all
+        topics takes longer than the other gateways wait for a new controller.
 
         `all_replayed` returns when every other live gateway has replayed what is in the log now,
         and has closed the logs of topics that it does not show, also those that were being opened.
         It is given `operation_timeout_seconds`.
+        """
+        self.follow()
+        self._term = object()
+        self._all_replayed = all_replayed
+        self._refresher.start()
+        self._refresher.hasten(0)
+
+    async def lead(self, all_replayed: Callable[[], Awaitable[None]] = _at_once) -> None:
+        """As `start_leading`, but list all topics before this returns.
+
+        Writes the difference to the log. Topics that the log does not have are read, the others in
+        turn by refreshes.
 
         Raises StorageFailed, after which this is a follower. If the log has no topics yet, that is
         also raised if only one namespace cannot be listed.

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from gateway.cluster.cluster_start import ClusterMembership, NodeIdentity, open_cluster
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership
-from gateway.coroutines import start
+from gateway.coroutines import sleep, start
 from storage.log import StorageFailed
 from storage.pulsar.cluster.metadata_table import MetadataTable
 from tests.fakes.broker import Started
@@ -45,9 +45,13 @@ class SharedShards:
     def shard_count(self) -> int:
         return SHARDS if b"layout\0shards" in self.medium.log.rows else 0
 
-    async def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
+    async def prepare(self, *, list_topics: bool) -> None:
         if not self.shard_count:
             await self.medium.log.put({b"layout\0shards": b"8"})
+        if list_topics:
+            await sleep(self._group.clock, self._group.listing_seconds)
+
+    def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
         self.is_leading = True
 
     def follow(self) -> None:
@@ -144,7 +148,10 @@ class NodeProcess:
 
 
 class NodeGroup:
-    """`opened` are the shards that were opened, with their epochs, by any process."""
+    """`opened` are the shards that were opened, with their epochs, by any process.
+
+    A list of all topics takes `listing_seconds`.
+    """
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -153,6 +160,7 @@ class NodeGroup:
         self.owners: dict[int, SharedShards] = {}
         self.opened: list[tuple[int, int]] = []
         self.bugs: list[BaseException] = []
+        self.listing_seconds = 0.0
 
     def join(self, node_id: int | None, name: str | None = None, seconds: float = 5) -> NodeProcess:
         process = NodeProcess(self, name or f"host-{node_id}")

@@ -23,6 +23,28 @@ def test_nodes_that_start_together_agree_on_one_cluster(group):
     assert sorted(len(process.open_shards) for process in processes) == [2, 3, 3]
 
 
+def test_gateway_that_is_alone_lists_the_topics_before_it_takes_part(group):
+    group.listing_seconds = 5
+    for _ in range(2):
+        process = group.join(1, seconds=4.9)
+        assert process.joining is not None
+        assert not process.joining.is_done
+        group.run(1)
+        assert process.node.is_controller
+        process.kill()
+
+
+def test_gateway_that_becomes_controller_while_it_starts_answers_the_others_at_once(group):
+    one, two = group.join(1), group.join(2)
+    group.listing_seconds = 5
+    one.kill()
+    again = group.join(1, "again", seconds=0)
+    for _ in range(60):
+        group.run(0.1)
+        assert two.node.has_lease
+    assert again.node.is_controller
+
+
 def test_node_waits_while_another_gateway_prepares_the_store(group):
     other = group.medium.process("other")
     Started(other.log.acquire(False))

@@ -68,6 +68,14 @@ class TwoGateways:
         self.log.elect(gateway.member)
         return begin(gateway.catalog.lead(self.all_replayed))
 
+    def start_leading(self, gateway: GatewayCatalog) -> None:
+        """Make it the controller's catalog instead of the first one's, and start to list topics."""
+        self.leading.catalog.follow()
+        self.controller = gateway
+        self.log.elect(gateway.member)
+        gateway.catalog.start_leading(self.all_replayed)
+        self.clock.advance(0)
+
     def make_in_pulsar(self, name: str, partitions: int = 1) -> None:
         """As another program does."""
         self.pulsar.make(THERE + name, partitions, {})
@@ -353,6 +361,42 @@ def test_new_controller_lists_and_former_one_stops(
     cluster.following.catalog.close()
     cluster.clock.advance(10 * SETTINGS.refresh_seconds)
     assert len(cluster.pulsar.calls) == 4
+    assert not caplog.records
+
+
+def test_new_controller_changes_topics_before_they_are_listed(cluster: TwoGateways) -> None:
+    cluster.make_in_pulsar("theirs")
+    listed = cluster.pulsar.held["/partitioned"] = Deferred()
+    cluster.start_leading(cluster.following)
+    get(begin(cluster.following.catalog.create(topic("orders"))))
+    assert names(cluster.leading) == names(cluster.following) == ["orders"]
+    listed.callback(None)
+    assert names(cluster.leading) == names(cluster.following) == ["orders", "theirs"]
+
+
+def test_new_controller_lists_topics_again_after_a_failure(cluster: TwoGateways) -> None:
+    cluster.make_in_pulsar("theirs")
+    cluster.pulsar.fails["/partitioned"] = StorageFailed("no broker")
+    cluster.start_leading(cluster.following)
+    assert cluster.following.catalog.is_leading
+    assert names(cluster.following) == []
+    del cluster.pulsar.fails["/partitioned"]
+    cluster.clock.advance(SETTINGS.refresh_seconds)
+    assert names(cluster.leading) == names(cluster.following) == ["theirs"]
+
+
+def test_first_list_of_a_controller_ends_with_its_role(
+    cluster: TwoGateways, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.make_in_pulsar("theirs")
+    listed = cluster.pulsar.held["/partitioned"] = Deferred()
+    cluster.start_leading(cluster.following)
+    cluster.following.catalog.follow()
+    cluster.pulsar.calls.clear()
+    listed.callback(None)
+    cluster.clock.advance(10 * SETTINGS.refresh_seconds)
+    assert cluster.pulsar.calls == []
+    assert names(cluster.following) == []
     assert not caplog.records
 
 
