@@ -159,6 +159,8 @@ class ClusterNode:
         log.when_lost(self._on_role_lost)
         self._medium.presence.when_taken(self._failed)
         self._leadership.watch(self._on_shard)
+        # The role in which the store was prepared may have been lost meanwhile.
+        self._duty.follow()
         self._show(self.image)
         self._run(self._member.tick(self._clock.seconds()))
 

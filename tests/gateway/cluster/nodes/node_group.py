@@ -49,6 +49,7 @@ class SharedShards:
         if not self.shard_count:
             await self.medium.log.put({b"layout\0shards": b"8"})
         if list_topics:
+            self.is_leading = True
             await sleep(self._group.clock, self._group.listing_seconds)
 
     def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:

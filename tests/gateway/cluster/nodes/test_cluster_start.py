@@ -45,6 +45,19 @@ def test_gateway_that_becomes_controller_while_it_starts_answers_the_others_at_o
     assert again.node.is_controller
 
 
+def test_gateway_that_loses_the_role_while_it_starts_follows_the_other(group):
+    group.listing_seconds = 5
+    process = group.join(1, seconds=1)
+    other = group.medium.process("other")
+    Started(other.log.acquire(True))
+    group.run(0.1)
+    Started(other.log.put({b"cluster\0cluster.id": b"B" * 22}))
+    group.run(4.2)
+    assert process.membership.view.cluster_id == "B" * 22
+    assert not process.node.is_controller
+    assert not process.store.is_leading
+
+
 def test_node_waits_while_another_gateway_prepares_the_store(group):
     other = group.medium.process("other")
     Started(other.log.acquire(False))
