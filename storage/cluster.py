@@ -23,8 +23,8 @@ ControllerCall = Callable[[str, bytes], Awaitable[bytes]]
 Raises StorageFailed if there is no controller, or no answer in time: then the outcome is unknown.
 """
 
-MAX_CALL_BYTES = 4 << 20
-"""Largest message of an inbox."""
+MAX_CALL_BYTES = (4 << 20) + (256 << 10)
+"""Largest message of an inbox. Pulsar's messages have at most 5 MiB by default."""
 
 MAX_NODES = 64
 """Nodes whose presence one process watches."""

@@ -20,6 +20,7 @@ import msgspec
 
 from gateway import logs
 from gateway.coroutines import Cancel, CancelledError, Clock, SharedResult, start
+from storage.cluster import MAX_CALL_BYTES
 
 _log = logs.get_logger(__name__)
 
@@ -35,8 +36,9 @@ MAX_REPLIES, MAX_REPLY_BYTES = 2000, 16 << 20
 #: Callers whose greatest forgotten id is kept, some 200 bytes each.
 MAX_CALLERS = 1000
 
-#: Bytes of the payload of a request or a reply. Pulsar's messages have at most 5 MiB.
-MAX_PAYLOAD_BYTES = (4 << 20) + (64 << 10)
+#: Bytes of the payload of a request or a reply, and of the message of an error. The rest of
+#: MAX_CALL_BYTES is for the other fields.
+MAX_PAYLOAD_BYTES, MAX_ERROR_BYTES = MAX_CALL_BYTES - (64 << 10), 1000
 
 #: Seconds until an unanswered request is sent again. Doubled each time, because requests may be
 #: large.
@@ -329,6 +331,8 @@ class Calls:
         self._send(request.sender, self._encode(request, status, text.encode()))
 
     def _encode(self, request: _Request, status: _Status, payload: bytes) -> bytes:
+        if status is not _Status.DONE:
+            payload = payload[:MAX_ERROR_BYTES]
         return _ENCODER.encode(
             _Reply(
                 request.call_id,

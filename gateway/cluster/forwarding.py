@@ -23,7 +23,8 @@ _log = logs.get_logger(__name__)
 #: Methods of the controller.
 FORWARD, CREATE_TOPIC, ALLOCATE_PRODUCER_IDS = "forward", "create-topic", "allocate-producer-ids"
 
-#: Bytes of a request that is forwarded.
+#: Bytes of a request that is forwarded. The rest of `calls.MAX_PAYLOAD_BYTES`, 192 KiB, is for the
+#: names in `ForwardedRequest`.
 MAX_REQUEST_BYTES = 4 << 20
 
 #: Seconds between two attempts to reach a controller while one is being elected.

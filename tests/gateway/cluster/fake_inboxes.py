@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 from twisted.internet.task import Clock
 
+from storage.cluster import MAX_CALL_BYTES
+
 
 class FakeInboxes:
     """Messages arrive `delay` seconds after they were sent.
 
-    `loses(sender, target)` is asked for each message; `copies` is how often each one arrives.
+    `loses(sender, target)` is asked for each message; `copies` is how often each one arrives. As in
+    `Inbox`, a message has at most MAX_CALL_BYTES; one byte is for its kind.
     """
 
     def __init__(self, clock: Clock, delay: float = 0.01) -> None:
@@ -25,6 +28,8 @@ class FakeInboxes:
         """The sending side of a gateway."""
 
         def send(target: int, message: bytes) -> None:
+            if len(message) + 1 > MAX_CALL_BYTES:
+                raise ValueError(f"a message has {len(message)} bytes")
             self.sent.append((node_id, target))
             if self.loses(node_id, target):
                 return

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 
 from gateway.cluster import calls as module
 from gateway.cluster.calls import CallError, CallFailed, CallRefused, Calls, CallUnanswered
+from storage.cluster import MAX_CALL_BYTES
 from tests.fakes.broker import Started
 from tests.gateway.cluster.fake_inboxes import FakeInboxes
 
@@ -262,6 +263,25 @@ def test_too_large_payloads_are_refused(
     waiting = gateways.start(bytes(10))
     gateways.run(1)
     assert str(waiting.failure) == "the reply is too large"
+
+
+def test_largest_payloads_fit_into_messages(gateways: ConnectedCalls) -> None:
+    """The reply of `echo` is 4 bytes longer than the request."""
+    largest = gateways.start(bytes(module.MAX_PAYLOAD_BYTES - 4))
+    too_large_reply = gateways.start(bytes(module.MAX_PAYLOAD_BYTES))
+    gateways.run(1)
+    assert len(largest.result) == module.MAX_PAYLOAD_BYTES
+    assert str(too_large_reply.failure) == "the reply is too large"
+    too_large = gateways.start(bytes(module.MAX_PAYLOAD_BYTES + 1))
+    assert isinstance(too_large.failure, CallFailed)
+
+
+def test_long_error_is_cut_off(gateways: ConnectedCalls) -> None:
+    gateways.outcome = CallFailed("x" * MAX_CALL_BYTES)
+    waiting = gateways.start()
+    gateways.run(1)
+    assert isinstance(waiting.failure, CallFailed)
+    assert str(waiting.failure) == "x" * module.MAX_ERROR_BYTES
 
 
 def test_calls_to_a_gateway_that_ended_fail_at_once(gateways: ConnectedCalls) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from kafka.protocol.admin import (
     CreateTopicsRequest,
@@ -13,6 +14,8 @@ from kafka.protocol.admin import (
 
 from auth.mechanism import Principal
 from gateway.cluster import forwarding as module
+from gateway.cluster.calls import MAX_PAYLOAD_BYTES
+from gateway.cluster.forwarding import MAX_REQUEST_BYTES, ForwardedRequest
 from gateway.coroutines import TimeSlices
 from gateway.protocol import forwarded
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -228,6 +231,13 @@ def test_too_large_request_is_refused(
     reply = pair.ask(pair.client(), message, version)
     assert codes(message, reply, version) == {ErrorCode.POLICY_VIOLATION}
     assert pair.inboxes.sent == []
+
+
+def test_largest_request_with_a_long_principal_fits_into_a_call() -> None:
+    request = ForwardedRequest(
+        1, PEER, "host", "LISTENER", "User", "x" * (64 << 10), "tenant", bytes(MAX_REQUEST_BYTES)
+    )
+    assert len(msgspec.msgpack.encode(request)) <= MAX_PAYLOAD_BYTES
 
 
 def test_reply_is_sent_although_the_change_is_not_visible_yet() -> None:
