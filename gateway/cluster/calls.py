@@ -278,7 +278,9 @@ class Calls:
             self._answer(request, _Status.FAILED, f"unknown method {request.method}")
             return
         if len(self._running) >= MAX_RUNNING:
-            self._answer(request, _Status.REFUSED, "the gateway executes too many calls")
+            # A repetition may arrive when fewer calls run.
+            text = b"the gateway executes too many calls"
+            self._remember(request, key, _Status.REFUSED, text)
             return
         self._running[key] = None
         cancel = start(
@@ -313,6 +315,10 @@ class Calls:
         if self._is_closed:
             return
         del self._running[key]
+        self._remember(request, key, status, payload)
+
+    def _remember(self, request: _Request, key: _CallKey, status: _Status, payload: bytes) -> None:
+        """Send the reply, and keep it for repetitions of the request."""
         reply = self._replies[key] = self._encode(request, status, payload)
         self._reply_bytes += len(reply)
         while len(self._replies) > MAX_REPLIES or self._reply_bytes > MAX_REPLY_BYTES:

@@ -250,6 +250,22 @@ def test_running_calls_are_limited(
     assert isinstance(second.failure, CallRefused)
 
 
+def test_repetition_of_a_refused_call_is_not_executed(
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_RUNNING", 1)
+    gateways.held = held = Deferred()
+    gateways.start(b"first")
+    refused = gateways.start(b"second")
+    gateways.clock.advance(0.01)
+    late = msgspec.msgpack.encode(module._Request(2, 1, 100, 200, 5, "echo", b"second"))
+    held.callback(None)
+    gateways.run(1)
+    assert isinstance(refused.failure, CallRefused)
+    gateways.two.on_message(late)
+    assert gateways.executed == [b"first"]
+
+
 def test_unregistered_gateway_is_not_called(gateways: ConnectedCalls) -> None:
     assert isinstance(Started(gateways.one.call(9, "echo", b"", 1)).failure, CallRefused)
     assert gateways.inboxes.sent == []
