@@ -20,7 +20,9 @@ from gateway import logs
 _log = logs.get_logger(__name__)
 
 WORKER_VARIABLE = "KOPGATE_WORKER"
-"""Set for workers: index of the worker, and a file descriptor to report readiness."""
+"""Set for workers: index of the worker, a file descriptor to report readiness, and the process id
+of the supervisor.
+"""
 
 #: Seconds before a worker is restarted: after its first failure and at most. Doubles in between.
 MIN_PAUSE, MAX_PAUSE = 0.5, 30.0
@@ -52,16 +54,19 @@ class WorkerRole:
 def take_worker_role(environment: MutableMapping[str, str]) -> WorkerRole | None:
     """Return the role in the environment, removing it; None if this is no worker.
 
-    A worker receives SIGTERM when its supervisor ends, even if that is killed.
+    A worker receives SIGTERM when its supervisor ends, even if that is killed. Raises SystemExit if
+    the supervisor has ended before.
     """
     given = environment.pop(WORKER_VARIABLE, None)
     if given is None:
         return None
-    index, ready_file = map(int, given.split(","))
+    index, ready_file, supervisor = map(int, given.split(","))
     # Inherited from the supervisor, which waits for it by `sigtimedwait`.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     if hasattr(process_library := ctypes.CDLL(None), "prctl"):  # Linux
         process_library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != supervisor:
+        raise SystemExit("the supervisor has ended")
     return WorkerRole(index, ready_file)
 
 
@@ -93,24 +98,40 @@ class Supervisor:
         """Return the exit code: 0 after a stop, else the code of a worker that could not start."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         workers = [_Worker(index) for index in range(self.count)]
-        for worker in workers:
-            self._start(worker)
-        code = self._supervise(workers)
+        all_started = all(self._start(worker) for worker in workers)
+        code = self._supervise(workers) if all_started else 1
         return self._stop(workers) or code
 
-    def _start(self, worker: _Worker) -> None:
-        worker.ready_pipe, ready_file = os.pipe()
-        os.set_blocking(worker.ready_pipe, False)
+    def _start(self, worker: _Worker) -> bool:
+        """Start a process, or set the time of the next attempt if the system refuses."""
+        try:
+            self._spawn(worker)
+        except OSError as failure:
+            pause = self._set_pause(worker)
+            _log.error(
+                "worker not started", worker=worker.index, reason=str(failure), seconds=pause
+            )
+            return False
+        return True
+
+    def _spawn(self, worker: _Worker) -> None:
+        """Start a process. Raises OSError, for example if there are too many processes."""
+        ready_pipe, ready_file = os.pipe()
+        os.set_blocking(ready_pipe, False)
+        role = f"{worker.index},{ready_file},{os.getpid()}"
         try:
             worker.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(ready_file,),
-                env={**self.environment, WORKER_VARIABLE: f"{worker.index},{ready_file}"},
+                env={**self.environment, WORKER_VARIABLE: role},
             )
+        except OSError:
+            os.close(ready_pipe)
+            raise
         finally:
             os.close(ready_file)
-        worker.started_at = self.now()
+        worker.ready_pipe, worker.started_at = ready_pipe, self.now()
 
     def _supervise(self, workers: Sequence[_Worker]) -> int:
         """Restart workers until a stop signal arrives or one cannot start; return the exit code."""
@@ -137,9 +158,9 @@ class Supervisor:
         worker.process = None
         worker.has_been_ready |= _is_ready(worker)
         os.close(worker.ready_pipe)
-        worker.failures = 1 if was_stable else worker.failures + 1
-        pause = min(MIN_PAUSE * 2 ** min(worker.failures - 1, 10), MAX_PAUSE)
-        worker.restart_at = self.now() + pause
+        if was_stable:
+            worker.failures = 0
+        pause = self._set_pause(worker)
         if worker.has_been_ready:
             _log.error(
                 "worker ended, restarting it",
@@ -147,6 +168,13 @@ class Supervisor:
                 reason=f"signal {-code}" if code < 0 else f"exit code {code}",
                 seconds=pause,
             )
+
+    def _set_pause(self, worker: _Worker) -> float:
+        """Count a failure, and return the seconds until the next start."""
+        worker.failures += 1
+        pause: float = min(MIN_PAUSE * 2 ** min(worker.failures - 1, 10), MAX_PAUSE)
+        worker.restart_at = self.now() + pause
+        return pause
 
     def _stop(self, workers: Sequence[_Worker]) -> int:
         """Stop all workers; return 1 if one of them failed to stop orderly, else 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from gateway import supervisor
 
 SUPERVISOR = """
 import signal, sys
@@ -20,6 +26,22 @@ with logs.ProcessLog(sys.stderr):
     code = supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], 2, 0.2).run()
 sys.exit(code)
 """
+
+#: The third start of a process fails.
+REFUSED_RESTART = SUPERVISOR.replace(
+    "with logs",
+    """
+class Popen(supervisor.subprocess.Popen):
+    count = 0
+    def __init__(self, *arguments, **options):
+        Popen.count += 1
+        if Popen.count == 3:
+            raise BlockingIOError("refused by the test")
+        super().__init__(*arguments, **options)
+
+supervisor.subprocess.Popen = Popen
+with logs""",
+)
 
 #: Writes `INDEX PID` to the file `starts` when it is ready, and stops on SIGTERM.
 WORKER = """
@@ -36,10 +58,12 @@ time.sleep(600)
 
 
 @contextmanager
-def supervised(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+def supervised(
+    folder: Path, program: str, supervising: str = SUPERVISOR
+) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, program],
+        [sys.executable, "-c", supervising, program],
         cwd=folder,
         env=environment,
         stderr=subprocess.PIPE,
@@ -109,6 +133,59 @@ def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         wait_until(lambda: all(has_ended(pid) for _, pid in starts(tmp_path)))
+
+
+def test_worker_whose_supervisor_ended_before_it_asked_for_a_signal_ends(tmp_path: Path) -> None:
+    """Its parent is another process then, here that of the test."""
+    with open(os.devnull, "wb") as ready:
+        role = f"0,{ready.fileno()},{os.getppid()}"
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run(
+            [sys.executable, "-c", WORKER],
+            cwd=tmp_path,
+            env={**environment, supervisor.WORKER_VARIABLE: role},
+            pass_fds=(ready.fileno(),),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "the supervisor has ended\n")
+    assert starts(tmp_path) == []
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("refused", ["os.pipe", "subprocess.Popen"])
+def test_start_that_the_system_refuses_is_repeated_after_growing_pauses(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervising = supervisor.Supervisor([sys.executable, "-c", WORKER], 1, 0.2, now=lambda: 100.0)
+    worker = supervisor._Worker(0, has_been_ready=True)
+    monkeypatch.setattr(refused, refuse)
+    files = os.listdir("/dev/fd")
+    attempts = [(supervising._start(worker), worker.restart_at) for _ in range(3)]
+    assert attempts == [(False, 100.5), (False, 101.0), (False, 102.0)]
+    assert os.listdir("/dev/fd") == files
+    assert worker.process is None
+
+
+def test_supervisor_repeats_a_restart_that_the_system_refused(tmp_path: Path) -> None:
+    with supervised(tmp_path, WORKER, REFUSED_RESTART) as process:
+        wait_until(lambda: len(starts(tmp_path)) == 2)
+        os.kill(starts(tmp_path)[0][1], signal.SIGKILL)
+        wait_until(lambda: len(starts(tmp_path)) == 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "worker not started" in process.stderr.read()
+
+
+def test_first_start_that_the_system_refuses_stops_all(tmp_path: Path) -> None:
+    with supervised(tmp_path, WORKER, REFUSED_RESTART.replace("== 3", "== 2")) as process:
+        assert process.wait(60) == 1
+    wait_until(lambda: all(has_ended(pid) for _, pid in starts(tmp_path)))
 
 
 def test_worker_that_does_not_stop_is_killed(tmp_path: Path) -> None:
