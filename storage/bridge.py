@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -40,6 +41,12 @@ class Reactor(Clock, Protocol):
     """The part of Twisted's reactor that stores use."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
+
+
+clock_seconds = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Seconds of a clock that also runs while the machine is suspended: Linux's monotonic clock stops
+then.
+"""
 
 
 class SharedResult(Awaitable[T]):

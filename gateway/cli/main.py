@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -236,11 +235,13 @@ def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
     from gateway.server import run
+    from storage.bridge import clock_seconds
 
     _raise_file_limit(settings.max_connections)
     # Twisted's timers use the wall clock. If it jumped ahead, all timers would fire at once and
-    # group members would time out; if it jumped back, none would fire until it caught up.
-    cast(Any, reactor).seconds = time.monotonic
+    # group members would time out; if it jumped back, none would fire until it caught up. Time
+    # during a suspension of the machine counts: leases end meanwhile.
+    cast(Any, reactor).seconds = clock_seconds
     # Twisted's log goes through `logging`, like that of other libraries.
     globalLogBeginner.beginLoggingTo(
         [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False

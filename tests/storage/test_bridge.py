@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -13,9 +14,22 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
-from storage.bridge import ReactorCallQueue, SharedResult, SingleFlightCache, WorkerPool, sleep
+from storage.bridge import (
+    ReactorCallQueue,
+    SharedResult,
+    SingleFlightCache,
+    WorkerPool,
+    clock_seconds,
+    sleep,
+)
 from storage.log import StorageFailed
 from tests.fakes.broker import Started
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
+def test_clock_runs_while_the_machine_is_suspended() -> None:
+    assert clock_seconds.func is time.clock_gettime
+    assert clock_seconds.args == (time.CLOCK_BOOTTIME,)
 
 
 class ManualReactor:

@@ -38,12 +38,12 @@ If a gateway uses its store alone, it is the controller, and confirms the store'
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import quote
 
+from storage.bridge import clock_seconds
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import (
     AdminFailed,
@@ -248,11 +248,6 @@ def mark_delete_position(stats: InternalStats, subscription: str) -> Position:
         cursor["markDeletePosition"].partition(":") if cursor else (str(1 << 63), "", "0")
     )
     return Position(int(ledger), int(entry))
-
-
-def clock_seconds() -> float:
-    """Seconds of a clock that also runs while the machine is suspended, where available."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 _READER_PREFIX = "reader"

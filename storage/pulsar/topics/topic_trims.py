@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from twisted.internet.defer import DeferredSemaphore
 
+from storage.bridge import clock_seconds
 from storage.log import LogClosed
-from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds
+from storage.pulsar.compaction.trim import RetentionTrimmer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.topics.pulsar_names import PulsarNames, partition_of
 from storage.pulsar.topics.topic_changes import TopicChanges

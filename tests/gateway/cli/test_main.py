@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gateway import server
 from gateway.cli import main
 from gateway.settings.addresses import parse_endpoint, parse_store
 from gateway.settings.model import Settings
+from storage.bridge import clock_seconds
 from tests.testkit.gateway import STOP_SECONDS
 
 
@@ -175,7 +175,7 @@ def test_reactor_timers_do_not_follow_wall_clock(monkeypatch):
     )
     monkeypatch.setattr(globalLogBeginner, "beginLoggingTo", lambda *_, **__: None)
     main._run(Settings())
-    assert clocks == [time.monotonic]
+    assert clocks == [clock_seconds]
 
 
 def test_version_is_that_of_the_package():
