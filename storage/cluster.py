@@ -217,3 +217,11 @@ class SharedStore(Store, Protocol):
     def controller_methods(self) -> Sequence[str]:
         """The methods of `answer_call`."""
         ...
+
+    @property
+    def applied_revision(self) -> int:
+        """Revision of the log up to which this process has closed the logs of deleted topics.
+
+        Lower than the replayed one while such a log is still being opened.
+        """
+        ...

@@ -67,6 +67,8 @@ class ControllerDuty(Protocol):
 
     def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None: ...
     def follow(self) -> None: ...
+    @property
+    def applied_revision(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +199,19 @@ class ClusterNode:
         )
 
     async def wait_until_replayed(self) -> None:
-        """Return when all nodes have replayed the log up to now, or after the session timeout."""
+        """Return when all nodes have applied the log up to now, or their sessions have ended, or
+        this is not the controller any more.
+        """
         revision = self._medium.log.revision
-        deadline = self._clock.seconds() + self._timing.session_timeout
-        while any(
+        while self._controller is not None and any(
             self._replayed.of(node_id).revision < revision
             for node_id in self.image.nodes
             if node_id != self.node_id
         ):
-            try:
+            with suppress(TimeoutError):
                 await self._heartbeat_arrived.with_timeout(
-                    self._clock, deadline - self._clock.seconds()
+                    self._clock, self._timing.heartbeat_interval
                 )
-            except TimeoutError:
-                return
 
     async def leave(self, seconds: float) -> None:
         """Hand over all shards within `seconds`, then the role of the controller."""
@@ -440,7 +441,7 @@ class ClusterNode:
 
     def _send(self, node_id: int, message: ClusterMessage) -> None:
         if isinstance(message, NodeHeartbeat):
-            message = replace(message, revision=self._medium.log.revision)
+            message = replace(message, revision=self._duty.applied_revision)
         if node_id == self.node_id:
             self._deliver(message)
         else:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class LedShards:
-    """`check_open` raises LogClosed once the store is closed.
+    """`check_open` raises LogClosed once the store is closed. `revision` is the metadata log's.
 
     `within` waits for the end of a step, with a limit.
     """
@@ -66,6 +66,7 @@ class LedShards:
         new_table: Callable[[str, Callable[[str], None]], PulsarTable],
         *,
         shard_count: Callable[[], int],
+        revision: Callable[[], int],
         may_write: MayWrite,
         check_open: Callable[[], None],
         within: Callable[[str, Deferred[Any]], Coroutine[Deferred[Any], Any, None]],
@@ -77,6 +78,7 @@ class LedShards:
         self._side_topics = side_topics
         self._new_table = new_table
         self._shard_count = shard_count
+        self._revision = revision
         self._may_write = may_write
         self._check_open = check_open
         self._within = within
@@ -85,6 +87,8 @@ class LedShards:
         self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
         self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
+        self._opening: dict[tuple[str, int], int] = {}
+        """Logs that are being opened, with the revision at the beginning."""
         self._deleted = DeletedPartitions(
             admin.properties, self.delete_partition_state, settings.refresh_seconds, reactor
         )
@@ -156,7 +160,27 @@ class LedShards:
 
         return await self._logs.get((topic, partition), make)
 
+    @property
+    def applied_revision(self) -> int:
+        """`SharedStore.applied_revision`.
+
+        A producer that is created after its topic was deleted would recreate the topic.
+        """
+        begun = [
+            revision
+            for (name, _), revision in self._opening.items()
+            if name not in self._catalog.topics
+        ]
+        return min(begun, default=self._revision())
+
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
+        self._opening[name, index] = self._revision()
+        try:
+            return await self._open_log_of_shard(name, index, full_name)
+        finally:
+            del self._opening[name, index]
+
+    async def _open_log_of_shard(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
         check_may_write(full_name, self._may_write)
         if name not in self._catalog.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")

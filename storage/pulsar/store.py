@@ -120,6 +120,7 @@ class PulsarStore:
             self._side_topics,
             self._new_table,
             shard_count=lambda: self.shard_count,
+            revision=lambda: self.medium.log.revision,
             may_write=self._may_write,
             check_open=self._check_open,
             within=self._within,
@@ -196,6 +197,11 @@ class PulsarStore:
     @property
     def first_epoch(self) -> int:
         return int(self._layout.get(FIRST_EPOCH) or 0)
+
+    @property
+    def applied_revision(self) -> int:
+        """`SharedStore.applied_revision`."""
+        return self._led.applied_revision
 
     async def close(self) -> None:
         """`Store.close`.

@@ -38,6 +38,8 @@ class SharedShards:
         self.may_write: Callable[[], bool] | None = None
         self.is_leading = False
         self.refuse_shards = False
+        self.opening_since: int | None = None
+        """Revision from which on a log of a deleted topic is being opened."""
         self._group = group
         self._on_lost: Callable[[int, str], None] = lambda shard, reason: None
 
@@ -60,6 +62,11 @@ class SharedShards:
 
     def ask_controller(self, call: Any) -> None:
         pass
+
+    @property
+    def applied_revision(self) -> int:
+        replayed = self.medium.log.revision
+        return replayed if self.opening_since is None else self.opening_since
 
     async def table(self, name: str) -> MetadataTable:
         return MetadataTable(self.medium.log, name, lambda: None)

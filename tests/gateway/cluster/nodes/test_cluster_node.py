@@ -241,6 +241,43 @@ def test_controller_knows_what_the_nodes_have_replayed(group):
     assert waiting.is_done
 
 
+def test_controller_waits_until_a_node_has_closed_the_logs_of_a_deleted_topic(group):
+    one, two = group.join(1), group.join(2)
+    two.store.opening_since = two.medium.log.revision
+    Started(one.medium.log.put({b"topics\0orders": b"being deleted"}))
+    group.run(0.01)
+    waiting = Started(one.node.wait_until_replayed())
+    group.run(2 * TIMING.session_timeout)
+    assert not waiting.is_done
+    two.store.opening_since = None
+    group.run(2 * TIMING.heartbeat_interval)
+    assert waiting.result is None
+
+
+def test_controller_does_not_wait_for_a_node_whose_session_has_ended(group):
+    one, two = group.join(1), group.join(2)
+    two.medium.suspend()
+    group.medium.loses = lambda node_id, _: node_id == 1
+    Started(one.medium.log.put({b"acls\0a": b"1"}))
+    group.run(0.01)
+    waiting = Started(one.node.wait_until_replayed())
+    group.run(TIMING.session_timeout - TIMING.heartbeat_interval)
+    assert not waiting.is_done
+    group.run(3 * TIMING.heartbeat_interval)
+    assert waiting.result is None
+
+
+def test_waiting_ends_with_the_term(group):
+    one, two = group.join(1), group.join(2)
+    two.store.opening_since = two.medium.log.revision
+    Started(one.medium.log.put({b"acls\0a": b"1"}))
+    group.run(0.01)
+    waiting = Started(one.node.wait_until_replayed())
+    Started(two.medium.log.acquire(True))
+    group.run(1)
+    assert waiting.result is None
+
+
 def test_changes_of_nodes_are_logged(group, caplog):
     caplog.set_level(logging.INFO)
     one, two = group.join(1), group.join(2)
