@@ -466,22 +466,34 @@ class Controller:
         return replace(row, successor=target.node_id)
 
     def _begin_moves(self, targets: Mapping[int, int], leaving: Set[int]) -> dict[int, ShardRow]:
-        """Name successors for shards that are not on their targets, if all shards have leaders."""
+        """Name successors for shards that are not on their targets.
+
+        A shard that is not ready counts as moving, and does not move, unless its leader leaves: it
+        may be one that cannot be opened. A leaving node hands over at least one shard at a time,
+        the ready ones first, however many shards of other nodes are not ready.
+        """
         known = self._image.shards
-        moving = sum(known[shard].successor != NO_NODE for shard in targets)
-        for shard in targets:
-            row = known[shard]
-            is_ready = self._sessions[row.leader].ready.get(shard) == row.epoch
-            if row.successor == NO_NODE and not is_ready:
-                return {}
+        settled = [shard for shard in targets if known[shard].successor == NO_NODE]
+        unready = {shard for shard in settled if not self._is_ready(shard, known[shard])}
+        moving = len(targets) - len(settled)
+        opening = sum(known[shard].leader not in leaving for shard in unready)
         wanted = [
             shard
-            for shard, target in targets.items()
-            if known[shard].successor == NO_NODE and known[shard].leader != target
+            for shard in settled
+            if known[shard].leader != targets[shard]
+            and (known[shard].leader in leaving or shard not in unready)
         ]
-        wanted.sort(key=lambda shard: (known[shard].leader not in leaving, shard))
-        free = max(0, self._timing.moves_at_once - moving)
-        return {shard: replace(known[shard], successor=targets[shard]) for shard in wanted[:free]}
+        wanted.sort(key=lambda shard: (known[shard].leader not in leaving, shard in unready, shard))
+        free = self._timing.moves_at_once - moving - opening
+        if wanted and known[wanted[0]].leader in leaving:
+            free = max(free, 1 - moving)
+        return {
+            shard: replace(known[shard], successor=targets[shard])
+            for shard in wanted[: max(free, 0)]
+        }
+
+    def _is_ready(self, shard: int, row: ShardRow) -> bool:
+        return self._sessions[row.leader].ready.get(shard) == row.epoch
 
     def _move(self, state: ControllerState) -> None:
         if state not in TRANSITIONS[self._state]:

@@ -27,6 +27,7 @@ from gateway.cluster.image import (
     encode_row,
     shard_key,
 )
+from gateway.cluster.placement import place
 from gateway.cluster.session_timing import SessionTiming
 
 NODE = NodeRow(1, "p1", 0, {})
@@ -178,14 +179,51 @@ def test_shard_moves_after_its_leader_has_released_it():
     assert WatchPresence(2) in one.actions
 
 
-def test_no_shard_moves_while_another_is_not_ready():
+def test_shard_that_is_not_ready_does_not_move():
     one = Harness()
     one.beat()
     one.beat(2)
-    one.beat(1, ready=((0, 1), (1, 1), (2, 1)))
     assert one.successors == [NO_NODE] * 4
+    one.beat(1, ready=((0, 1), (1, 1)))
+    assert one.successors[2:] == [NO_NODE] * 2
     one.ready()
     assert one.successors.count(2) == 2
+
+
+def test_shard_that_is_not_ready_counts_as_moving_and_stops_no_other():
+    one = Harness()
+    one.controller._timing = SessionTiming.of(moves_at_once=2)
+    one.beat()
+    one.beat(2)
+    targets = place(range(4), (1, 2), dict.fromkeys(range(4), 1))
+    stays = next(shard for shard, node_id in targets.items() if node_id == 1)
+    one.beat(1, ready=tuple((shard, 1) for shard in range(4) if shard != stays))
+    assert one.successors.count(2) == 1
+
+
+def test_leaving_node_hands_over_its_shards_although_others_are_not_ready():
+    """One after another: those of node 1 are more than may move."""
+    one = two_nodes()
+    one.controller._timing = SessionTiming.of(moves_at_once=1)
+    mine = [shard for shard, leader in enumerate(one.leaders) if leader == 2]
+    one.beat(1)
+    one.ready(2, is_leaving=True)
+    assert [one.successors[shard] for shard in mine] == [1, NO_NODE]
+    one.beat(2, is_leaving=True, ready=((mine[1], 2),), released=((mine[0], 2),))
+    assert [one.leaders[shard] for shard in mine] == [1, 2]
+    assert one.successors[mine[1]] == 1
+
+
+def test_leaving_node_hands_over_ready_shards_before_those_that_it_cannot_open():
+    one = two_nodes()
+    one.controller._timing = SessionTiming.of(moves_at_once=1)
+    first, second = (shard for shard, leader in enumerate(one.leaders) if leader == 2)
+    one.beat(2, is_leaving=True, ready=((second, one.epochs[second]),))
+    assert one.successors[second] == 1
+    one.ready(1)
+    one.beat(2, is_leaving=True, released=((second, one.epochs[second]),))
+    one.ready(1)
+    assert one.successors[first] == 1
 
 
 def test_node_loses_its_shards_when_its_session_ends_and_not_before():
