@@ -378,17 +378,24 @@ class ClusterNode:
     # Actions
 
     def _run(self, actions: Sequence[Action]) -> None:
-        """Carry out actions. Those that follow from them come after."""
+        """Carry out actions. Those that follow from them come after. A bug in one stops no other.
+
+        Heartbeats continue in any case: without the timer the node would do nothing any more.
+        """
         self._actions.extend(actions)
         if self._is_running:
             return
         self._is_running = True
         try:
             while self._actions and not self._is_closed:
-                self._carry_out(self._actions.popleft())
+                action = self._actions.popleft()
+                try:
+                    self._carry_out(action)
+                except Exception as failure:  # noqa: BLE001 - the other actions do not depend on it
+                    _log.bug("cluster action failed", failure, action=type(action).__name__)
         finally:
             self._is_running = False
-        self._schedule()
+            self._schedule()
 
     def _schedule(self) -> None:
         if self._timer is not None:

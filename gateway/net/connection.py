@@ -256,8 +256,13 @@ class KafkaConnection(Protocol):
         return self._dispatch.is_idle
 
     def time_out_appends(self) -> None:
-        """Answer what waits for the store as if its timeout had passed."""
-        self._dispatch.time_out_appends()
+        """Answer what waits for the store as if its timeout had passed. Never raises."""
+        try:
+            self._dispatch.time_out_appends()
+        except Exception as failure:  # noqa: BLE001 - the caller has other connections
+            self._traffic.closing("error:bug")
+            _log.bug("appends not answered at their timeout", failure, peer=self.peer)
+            self.abort()
 
     def drain(self) -> bool:
         """Accept no more requests.

@@ -79,6 +79,7 @@ class FakeListener:
         self.settings = Settings(**settings)
         self.broker = SimpleNamespace(
             clock=self.clock,
+            deadlines=self.clock,
             settings=self.settings,
             traffic=NO_TRAFFIC_LOG,
             audit=NO_AUDIT_LOG,
@@ -486,6 +487,24 @@ def test_drain_closes_idle_connection_at_once():
     connection = FakeListener().connect()
     connection.drain()
     assert connection.transport.disconnecting
+
+
+def test_bug_in_a_timeout_reply_closes_only_its_connection(waiting, monkeypatch, caplog):
+    async def append(request, caller):
+        async def finish():
+            return await waiting
+
+        return DelayedReply(finish(), 5, lambda: 1 // 0)
+
+    route = Route(ApiKey.PRODUCE, append, lambda *_: None, lambda reply, _: [reply], False)
+    monkeypatch.setitem(ROUTES, (ApiKey.PRODUCE, 0), route)
+    connection = FakeListener().connect()
+    receive(connection, PRODUCE)
+    connection.time_out_appends()
+    assert connection.transport.is_aborted
+    ((event, fields),) = events(caplog)
+    assert event == "appends not answered at their timeout"
+    assert fields["error"].startswith("ZeroDivisionError")
 
 
 def test_drain_sends_pending_replies_and_accepts_no_more_requests(waiting):

@@ -184,6 +184,22 @@ def test_timer_of_a_node_is_at_least_one_millisecond_long(group, monkeypatch):
     assert min(timers) >= 0.001
 
 
+def test_node_continues_after_a_bug_in_an_action(group, caplog):
+    one, two = group.join(1), group.join(2)
+
+    def break_down() -> None:
+        raise RuntimeError("a bug")
+
+    two.node.when_cut_off(break_down)
+    cut_off(group, two)
+    group.run(TIMING.lease + TIMING.session_timeout + 0.1)
+    (bug,) = (fields for event, fields in events(caplog) if event == "cluster action failed")
+    assert (bug["action"], bug["error"]) == ("CutOff", "RuntimeError: a bug")
+    connect_again(group, two)
+    group.run(5)
+    assert counts(one, two) == [4, 4]
+
+
 def test_leaving_hands_over_all_shards_before_it_ends(group):
     one, two = group.join(1), group.join(2)
     leaving = Started(one.membership.leave(10))
