@@ -42,7 +42,7 @@ from gateway.cluster.cluster_messages import (
     encode_message,
 )
 from gateway.cluster.controller import Controller
-from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow
+from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow, is_per_node
 from gateway.cluster.member import Member
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
@@ -156,7 +156,7 @@ class ClusterNode:
         """Follow the log, and take part. Raises StorageError."""
         await self._medium.inbox.open(self.node_id, self.on_message)
         log = self._medium.log
-        self.image.apply(log.rows)
+        self._log_unreadable(self.image.apply(log.rows))
         log.watch(self._on_rows)
         log.when_lost(self._on_role_lost)
         self._medium.presence.when_taken(self._failed)
@@ -272,8 +272,7 @@ class ClusterNode:
 
     def _on_rows(self, rows: Rows) -> None:
         before, controller = dict(self.image.nodes), self.image.controller
-        for key in self.image.apply(rows):
-            _log.error("row of the metadata log cannot be read", key=key)
+        self._log_unreadable(self.image.apply(rows))
         for node_id, row in before.items():
             now_row = self.image.nodes.get(node_id)
             if now_row is None or now_row.incarnation != row.incarnation:
@@ -286,6 +285,21 @@ class ClusterNode:
         self._run(self._member.on_rows(now))
         if self._controller is not None:
             self._run(self._controller.on_rows(now))
+
+    def _log_unreadable(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if is_per_node(key):
+                _log.warning(
+                    "row of a node cannot be read, deleted if this gateway is the controller",
+                    key=key,
+                )
+            else:
+                _log.error(
+                    "row of the metadata log cannot be read, no shard changes its leader until a "
+                    "controller can read it",
+                    key=key,
+                    remedy="update all gateways to the version that wrote the row",
+                )
 
     def _log_nodes(self, before: Mapping[int, NodeRow]) -> None:
         """Log the nodes that joined or left. Only the controller knows why they left."""

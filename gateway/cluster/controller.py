@@ -15,6 +15,10 @@ of its process, every node has a new session, because heartbeats could not arriv
 The loss of a node's presence alone does not end its session, because Pulsar may give the presence
 to the controller after a restart of a broker although the node is alive. It shortens the session,
 unless Pulsar was disturbed lately, and the next heartbeat restores it.
+
+While a row of a shard or of the cluster cannot be read, nothing is decided: it may name a leader of
+a newer epoch. Rows of nodes that cannot be read are deleted, and the nodes register again. The node
+may have a lease, so it receives no other for a session timeout, and nothing is decided until then.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from gateway.cluster.image import (
     cluster_key,
     controller_key,
     encode_row,
+    is_per_node,
     node_key,
     shard_key,
 )
@@ -132,6 +137,8 @@ class Controller:
         self._sessions: dict[int, _Session] = {}
         self._applicants: dict[int, tuple[NodeRow, float]] = {}
         """Rows of processes that are not registered, and when their heartbeats expire."""
+        self._unreadable: dict[bytes, float] = {}
+        """Keys of the rows that cannot be read, and since when."""
 
     @property
     def epoch(self) -> int:
@@ -276,7 +283,12 @@ class Controller:
         node = message.node
         expires = now + self._timing.session_timeout
         session = self._sessions.get(node.node_id)
-        if session is None or session.has_ended or session.row.incarnation != node.incarnation:
+        if (
+            session is None
+            or session.has_ended
+            or session.row.incarnation != node.incarnation
+            or node_key(node.node_id) in self._image.unreadable
+        ):
             if message.is_leaving:
                 self._applicants.pop(node.node_id, None)
             else:
@@ -328,6 +340,8 @@ class Controller:
         if self._state is ControllerState.RESIGNED:
             return actions
         self._follow_nodes(now, actions)
+        known = self._unreadable
+        self._unreadable = {key: known.get(key, now) for key in self._image.unreadable}
         if now >= self._next_confirmation:
             self._next_confirmation = now + self._timing.heartbeat_interval
             actions.append(ConfirmRole())
@@ -337,16 +351,22 @@ class Controller:
         if self._state is ControllerState.SYNCING:
             if now >= self._retry_at:
                 rows[controller_key()] = encode_row(self._row)
-        elif not self._image.unreadable:
+        elif all(self._may_delete(key, since, now) for key, since in self._unreadable.items()):
             self._decide(now, rows)
         if rows:
             self._is_writing = True
             actions.append(WriteRows(rows))
         return actions
 
+    def _may_delete(self, key: bytes, since: float, now: float) -> bool:
+        """Whether a row that cannot be read is of a node which has no lease any more."""
+        return is_per_node(key) and now - since >= self._timing.session_timeout
+
     def _decide(self, now: float, rows: dict[bytes, bytes | None]) -> None:
-        for session in self._sessions.values():
-            if self._can_expire(session) and now >= session.expires:
+        rows.update(dict.fromkeys(self._unreadable))
+        for node_id, session in self._sessions.items():
+            has_expired = self._can_expire(session) and now >= session.expires
+            if has_expired or node_key(node_id) in self._unreadable:
                 session.has_ended = True
         if self._image.cluster is None:
             rows[cluster_key()] = encode_row(self._cluster)

@@ -115,6 +115,11 @@ def shard_key(shard: int) -> bytes:
     return b"%s\0%d" % (_SHARDS, shard)
 
 
+def is_per_node(key: bytes) -> bool:
+    """Whether the row describes a node, and is written again when the node registers."""
+    return key.partition(b"\0")[0] in (_ADDRESSES, _NODES)
+
+
 def encode_row(row: Row) -> bytes:
     return msgspec.msgpack.encode(row)
 
@@ -129,9 +134,7 @@ class ClusterImage:
         self.shards: dict[int, ShardRow] = {}
         self.last_addresses: dict[int, LastAddresses] = {}
         self.unreadable: set[bytes] = set()
-        """Keys whose rows could not be decoded; the controller decides nothing until they are
-        replaced.
-        """
+        """Keys whose rows could not be decoded, until they are replaced or deleted."""
 
     @property
     def shard_count(self) -> int:
@@ -153,8 +156,11 @@ class ClusterImage:
                 number = int(name) if section in (_ADDRESSES, _NODES, _SHARDS) else 0
                 row = None if value is None else msgspec.msgpack.decode(value, type=row_type)
             except (ValueError, msgspec.DecodeError):
-                failed.append(key)
-                self.unreadable.add(key)
+                if value is None:
+                    self.unreadable.discard(key)
+                else:
+                    failed.append(key)
+                    self.unreadable.add(key)
                 continue
             self.unreadable.discard(key)
             self._set(section, number, row)

@@ -24,13 +24,16 @@ from gateway.cluster.image import (
     NodeRow,
     ShardRow,
     addresses_key,
+    cluster_key,
     encode_row,
+    node_key,
     shard_key,
 )
 from gateway.cluster.placement import place
 from gateway.cluster.session_timing import SessionTiming
 
 NODE = NodeRow(1, "p1", 0, {})
+UNREADABLE = b"\xc1"
 
 
 class Harness:
@@ -452,12 +455,57 @@ def test_move_to_a_node_that_is_gone_continues_in_the_next_epoch(is_released):
     assert [one.epochs[shard] for shard in moving] == [2, 2]
 
 
-def test_no_decision_while_a_row_is_unreadable():
+@pytest.mark.parametrize("key", [shard_key(0), cluster_key()])
+def test_no_decision_while_a_row_of_a_shard_or_the_cluster_is_unreadable(key):
     one = two_nodes()
-    one.image.apply({shard_key(0): b"\xc1"})
+    one.image.apply({key: UNREADABLE})
     before = one.written()
     one.end_session(2)
+    one.wait(10, 1)
     assert one.written() == before
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+def test_node_whose_row_is_unreadable_registers_again_once_its_lease_has_ended(node_id):
+    one = two_nodes()
+    former = one.image.nodes[node_id].registration
+    one.image.apply({node_key(node_id): UNREADABLE})
+    one.perform(one.controller.on_rows(one.now))
+    shards, before = dict(one.image.shards), one.written()
+    assert one.ready(node_id) is False
+    one.wait(2.9, 1, 2)
+    assert (one.image.shards, one.written()) == (shards, before)
+    assert one.ready(node_id) is False
+    one.wait(0.2, 1, 2)
+    assert (one.image.unreadable, one.written()) == (set(), before + 1)
+    assert one.image.nodes[node_id].registration > former
+    assert one.ready(node_id) is True
+    for shard, row in one.image.shards.items():
+        assert row.is_led_by(one.image.nodes[shards[shard].leader])
+        assert row.epoch == shards[shard].epoch + (row.leader == node_id)
+
+
+def test_shards_of_a_node_whose_row_a_new_controller_cannot_read_wait_for_the_end_of_its_lease():
+    image = two_nodes().image
+    image.nodes.pop(2)
+    image.apply({node_key(2): UNREADABLE})
+    one = Harness(image)
+    leaders = one.leaders
+    one.wait(2.9, 1)
+    assert (one.leaders, 2 in leaders) == (leaders, True)
+    one.wait(0.2, 1)
+    assert (one.leaders, one.image.unreadable) == ([1] * 4, set())
+
+
+@pytest.mark.parametrize("key", [addresses_key(1), addresses_key(9), b"nodes\0x"])
+def test_unreadable_row_without_a_node_is_deleted(key):
+    one = two_nodes()
+    nodes, shards = dict(one.image.nodes), dict(one.image.shards)
+    one.image.apply({key: UNREADABLE})
+    one.wait(3.3, 1, 2)
+    assert one.image.unreadable == set()
+    assert (one.image.nodes, one.image.shards) == (nodes, shards)
+    assert one.image.last_addresses == {1: LastAddresses({}), 2: LastAddresses({})}
 
 
 def test_controller_without_the_role_does_nothing():

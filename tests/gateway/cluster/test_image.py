@@ -84,6 +84,13 @@ def test_unreadable_row_is_reported_until_it_is_replaced():
     assert (image.unreadable, image.shards) == (set(), {})
 
 
+def test_row_whose_key_has_no_number_can_be_deleted():
+    image = ClusterImage()
+    assert image.apply({b"nodes\0x": encode_row(NODE)}) == [b"nodes\0x"]
+    assert image.apply({b"nodes\0x": None}) == []
+    assert image.unreadable == set()
+
+
 @given(st.binary(max_size=20), st.none() | st.binary(max_size=20))
 def test_any_row_is_applied_ignored_or_reported(key, value):
     for section in (b"", b"nodes\0", b"shards\0001", b"controller\0", b"cluster\0"):

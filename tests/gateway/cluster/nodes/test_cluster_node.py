@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.image import node_key, shard_key
 from gateway.cluster.member import Member
 from gateway.cluster.shard_leadership import NotLeader
 from tests.fakes.broker import Started
@@ -312,6 +313,30 @@ def test_changes_of_nodes_are_logged(group, caplog):
         ("shards led by this gateway", {"count": SHARDS}),
     ]
     assert one.node.is_controller
+
+
+def test_unreadable_rows_are_logged_when_they_arrive_and_at_the_start(group, caplog):
+    one = group.join(1)
+    Started(one.medium.log.put({shard_key(0): b"\xc1", node_key(1): b"\xc1"}))
+    group.run(0.1)
+    group.join(2)
+    logged = [
+        (event.partition(",")[0], fields["key"], "remedy" in fields)
+        for event, fields in events(caplog)
+        if "cannot be read" in event
+    ]
+    assert sorted(logged) == 2 * [("row of a node cannot be read", node_key(1), False)] + 2 * [
+        ("row of the metadata log cannot be read", shard_key(0), True)
+    ]
+
+
+def test_node_whose_row_is_unreadable_registers_again(group):
+    one, two = group.join(1), group.join(2)
+    registration = two.node.image.nodes[2].registration
+    Started(one.medium.log.put({node_key(2): b"\xc1"}))
+    group.run(TIMING.session_timeout + 5)
+    assert two.node.image.nodes[2].registration > registration
+    assert counts(one, two) == [4, 4]
 
 
 def test_lines_about_shards_do_not_depend_on_their_number(group, caplog):
