@@ -141,6 +141,7 @@ class ClusterNode:
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
         self._is_leaving = False
+        self._opens_shards = True
         self._gone: dict[int, str] = {}
         """Why nodes leave, as far as the controller knows."""
         self._shards_changed: float | None = None
@@ -214,13 +215,18 @@ class ClusterNode:
                 )
 
     async def leave(self, seconds: float) -> None:
-        """Hand over all shards within `seconds`, then the role of the controller."""
+        """Hand over all shards within `seconds`, then the role of the controller.
+
+        After that, no shard is opened. Heartbeats continue until `close`, because closing a shard
+        writes to it, which needs the lease, and because the controller may still move shards.
+        """
         self._is_leaving = True
         self._run(self._member.leave(self._clock.seconds()))
         try:
             await self._left.with_timeout(self._clock, seconds)
         except TimeoutError:
             _log.warning("shards not handed over in time", seconds=seconds)
+        self._opens_shards = False
         if self._controller is not None:
             await self._resign(self._controller)
 
@@ -429,7 +435,8 @@ class ClusterNode:
             case SendMessage(node_id, message):
                 self._send(node_id, message)
             case OpenShard(shard, epoch):
-                self._leadership.lead(shard, epoch)
+                if self._opens_shards:
+                    self._leadership.lead(shard, epoch)
             case CloseShard(shard, epoch):
                 self._close_shard(shard, epoch)
             case LeaseLost():

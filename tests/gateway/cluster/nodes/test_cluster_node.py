@@ -230,6 +230,26 @@ def test_leaving_ends_in_time_without_a_controller(group):
     assert one.node.is_controller
 
 
+def test_shards_that_were_not_handed_over_in_time_are_closed_and_not_opened_again(group):
+    one, two = group.join(1), group.join(2)
+    group.medium.loses = lambda node_id, message: True
+    leaving = Started(two.membership.leave(1))
+    group.run(1.1)
+    assert leaving.is_done
+    assert two.node.has_lease
+    group.opened.clear()
+    closing = Started(two.membership.leadership.close())
+    group.run(2 * TIMING.heartbeat_interval)
+    assert closing.is_done
+    assert (two.open_shards, group.opened) == (set(), [])
+    assert two.node.has_lease
+    # The controller moves them as soon as it is heard.
+    group.medium.loses = lambda node_id, message: False
+    group.run(1)
+    assert one.open_shards == ALL
+    assert two.node._member.has_left
+
+
 def test_role_taken_by_force_ends_the_term(group):
     one, two = group.join(1), group.join(2)
     taking = Started(two.medium.log.acquire(True))
