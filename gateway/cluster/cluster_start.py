@@ -22,7 +22,7 @@ from gateway.cluster.forwarding import (
     ControllerAccess,
     RemoteController,
 )
-from gateway.cluster.image import NO_NODE, ClusterImage, ClusterRow, NodeRow
+from gateway.cluster.image import ClusterImage, ClusterRow, NodeRow
 from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import NotLeader, ShardLeadership
 from gateway.cluster.view import UNKNOWN, Addresses, ClusterView
@@ -252,13 +252,13 @@ def _former_ids(image: ClusterImage, addresses: Addresses) -> Iterator[int]:
 def _free_ids(image: ClusterImage, controller_has_ended: bool) -> Iterator[int]:
     """Node ids that are not registered, the lowest first.
 
-    That of a controller that has ended comes before, because the id of a gateway that is alone
-    stays the same.
+    Those of gateways that have left come after all others: they may be restarting. But if there was
+    only one gateway, its id comes first, so that it stays the same.
     """
-    controller = image.controller
-    if controller_has_ended and controller is not None and controller.node_id != NO_NODE:
-        yield controller.node_id
-    yield from (node_id for node_id in range(MAX_NODES) if node_id not in image.nodes)
+    if controller_has_ended and len(image.last_addresses) == 1:
+        yield from image.last_addresses
+    free = [node_id for node_id in range(MAX_NODES) if node_id not in image.nodes]
+    yield from sorted(free, key=lambda node_id: node_id in image.last_addresses)
 
 
 async def _ask_controller(

@@ -135,8 +135,29 @@ def test_restarted_gateways_have_their_ids_by_their_addresses(group, is_killed):
     assert [group.join(None, name).node.node_id for name in "ba"] == [1, 0]
 
 
-def test_gateway_that_is_alone_keeps_its_id_when_its_address_changes(group):
-    group.join(3, "a").kill()
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("is_controller", [True, False])
+def test_id_of_a_gateway_that_restarts_is_not_taken_by_another(group, is_killed, is_controller):
+    before = [group.join(None, name) for name in "ab"]
+    restarted = before[0 if is_controller else 1]
+    node_id = restarted.node.node_id
+    restarted.kill() if is_killed else restarted.stop()
+    assert group.join(None, "c").node.node_id == 2
+    assert group.join(None, restarted.medium.name).node.node_id == node_id
+
+
+def test_id_of_a_gateway_that_left_is_taken_when_no_other_is_free(group):
+    group.join(0, "a")
+    group.join(1, "b").stop()
+    for node_id in range(2, MAX_NODES):
+        Started(group.medium.process("other").presence.claim(node_id, "other"))
+    assert group.join(None, "c").node.node_id == 1
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_gateway_that_is_alone_keeps_its_id_when_its_address_changes(group, is_killed):
+    before = group.join(3, "a")
+    before.kill() if is_killed else before.stop()
     assert group.join(None, "b").node.node_id == 3
 
 
