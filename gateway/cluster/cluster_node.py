@@ -267,6 +267,10 @@ class ClusterNode:
         now = self._clock.seconds()
         if isinstance(message, HeartbeatReply):
             self._run(self._member.on_reply(message, now))
+            if self.has_lease:
+                # If a request noticed the end of the lease before the timer and this reply, the
+                # leadership is suspended, and no LeaseRegained follows.
+                self._leadership.resume()
         elif self._controller is not None:
             log = self._medium.log
             self._replayed.heard(message.node.node_id, message.revision, log.revision, now)

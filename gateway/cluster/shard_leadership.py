@@ -211,7 +211,8 @@ class ShardLeadership:
 
     async def _wait_until_serving(self, seconds: float) -> None:
         if self._serving is None:
-            # The lease has just ended; the node suspends this soon.
+            # The lease has just ended. The node suspends this soon, or resumes it at once if its
+            # next lease begins before that.
             self.suspend()
         assert self._serving
         await self._serving.with_timeout(self._clock, seconds)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.cluster_messages import HeartbeatReply, encode_message
 from gateway.cluster.image import node_key, shard_key
 from gateway.cluster.member import Member
 from gateway.cluster.shard_leadership import NotLeader
@@ -145,6 +146,30 @@ def test_requests_are_held_without_a_lease_and_served_when_it_is_back(group):
     group.run(1)
     assert asking.result is None
     assert counts(one, two) == [4, 4]
+
+
+def test_held_request_is_served_when_the_lease_is_renewed_before_its_end_is_noticed(group):
+    group.join(1)
+    two = group.join(2)
+    shard = min(two.open_shards)
+    two.medium.suspend()
+    group.run(TIMING.heartbeat_interval)
+    while two.node.has_lease:
+        # No timer fires: the reactor is busy.
+        group.clock.rightNow += 0.01
+    asking = Started(two.membership.leadership.wait(shard, 5))
+    assert not asking.is_done
+    sequence, (sent_at, _) = max(two.node._member._sent.items())
+    lease = group.clock.seconds() - sent_at + 0.2
+    epoch = two.node.image.controller.epoch
+    reply = HeartbeatReply(two.node.incarnation, sequence, epoch, True, lease)
+    two.node.on_message(b"\1" + encode_message(reply))
+    assert two.node.has_lease
+    assert asking.result is None
+    # When this lease ends, requests are held for as long as after the end of any other.
+    group.run(0.3)
+    assert not two.node.has_lease
+    assert not Started(two.membership.leadership.wait(shard, 0.25)).is_done
 
 
 def test_held_request_is_refused_when_another_node_leads(group):
