@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from storage.bridge import Clock, DelayedCall, SharedResult, sleep
+from storage.bridge import Clock, DelayedCall, SharedResult, clock_seconds, sleep
 
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ __all__ = [
     "TimeSlices",
     "Waiter",
     "call_later",
+    "clock_seconds",
     "gather",
     "has_fired",
     "shield",

@@ -234,8 +234,8 @@ def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
+    from gateway.coroutines import clock_seconds
     from gateway.server import run
-    from storage.bridge import clock_seconds
 
     _raise_file_limit(settings.max_connections)
     # Twisted's timers use the wall clock. If it jumped ahead, all timers would fire at once and
