@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Protocol
 
 import kafka
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
 
 from tests.peers.chaos.evidence import Commits, Log, Observations
@@ -23,6 +23,7 @@ PACE_SECONDS = 0.3
 OFFSET_FETCH_VERSION = 7
 #: Timeout of a reader that receives nothing before the log end offset.
 READ_MS = 240_000
+END_OFFSETS_MS, END_OFFSET_ATTEMPTS = 10_000, 24
 #: Timeout of a request while servers are killed and paused; the next request is answered.
 REQUEST_MS = 10_000
 #: Timeout of a connection during faults; the next attempt is answered.
@@ -157,13 +158,25 @@ def partitions_of(count: int) -> list[kafka.TopicPartition]:
     return [kafka.TopicPartition(TOPIC, number) for number in range(count)]
 
 
+def end_offsets(bootstrap: str, partitions: int) -> dict[kafka.TopicPartition, int]:
+    """The log end offsets of the topic.
+
+    After NOT_LEADER_OR_FOLLOWER, kafka-python 3.0 sends ListOffsets to the same broker until its
+    timeout, without new metadata. So another consumer tries again.
+    """
+    for _ in range(END_OFFSET_ATTEMPTS):
+        with closing(reader(bootstrap)) as consumer, suppress(KafkaTimeoutError):
+            return consumer.end_offsets(partitions_of(partitions), timeout_ms=END_OFFSETS_MS)
+    raise KafkaError("no log end offsets")
+
+
 def read_whole_log(bootstrap: str, partitions: int) -> Log:
     """Every record of the topic."""
     found: dict[tuple[int, int], str] = {}
+    ends = end_offsets(bootstrap, partitions)
     with closing(reader(bootstrap)) as consumer:
         consumer.assign(places := partitions_of(partitions))
         consumer.seek_to_beginning(*places)
-        ends = consumer.end_offsets(places)
         while any(consumer.position(place) < ends[place] for place in places):
             polled = consumer.poll(timeout_ms=READ_MS)
             if not polled:
