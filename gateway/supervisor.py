@@ -1,7 +1,7 @@
 """Runs several gateways on one machine: a supervisor process and one process per worker.
 
-Each worker runs the supervisor's command line again. An environment variable tells it which worker
-it is, from which it derives its node id and ports (`Settings.for_worker`). A worker that ends is
+Each worker runs the supervisor's command line. An environment variable has the index of the worker,
+from which it derives its node id and ports (`Settings.for_worker`). A worker that ends is
 restarted; the pauses between restarts grow while it fails. SIGTERM and SIGINT stop all workers.
 """
 
@@ -24,13 +24,14 @@ WORKER_VARIABLE = "KOPGATE_WORKER"
 of the supervisor.
 """
 
-#: Seconds before a worker is restarted: after its first failure and at most. Doubles in between.
+#: Pause before a worker is restarted, in seconds: after its first failure, and at most. Doubles
+#: with each further failure.
 MIN_PAUSE, MAX_PAUSE = 0.5, 30.0
 
-#: A worker that ran for this many seconds has not failed to start.
+#: If a worker ran for this many seconds, the next pause is MIN_PAUSE again.
 STABLE_SECONDS = 60.0
 
-#: Seconds after `shutdown_timeout_ms` until a worker that has not stopped is killed.
+#: Seconds that a worker may take beyond `shutdown_timeout_ms` to stop before it is killed.
 KILL_GRACE_SECONDS = 10.0
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -52,16 +53,16 @@ class WorkerRole:
 
 
 def take_worker_role(environment: MutableMapping[str, str]) -> WorkerRole | None:
-    """Return the role in the environment, removing it; None if this is no worker.
+    """Return the role that the environment contains, and remove it; None if this is no worker.
 
-    A worker receives SIGTERM when its supervisor ends, even if that is killed. Raises SystemExit if
-    the supervisor has ended before.
+    On Linux, a worker receives SIGTERM when its supervisor ends, also if the supervisor is killed.
+    Raises SystemExit if the supervisor has already ended.
     """
     given = environment.pop(WORKER_VARIABLE, None)
     if given is None:
         return None
     index, ready_file, supervisor = map(int, given.split(","))
-    # Inherited from the supervisor, which waits for it by `sigtimedwait`.
+    # Blocked in the supervisor, which waits for SIGCHLD by `sigtimedwait`; workers inherit this.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     if hasattr(process_library := ctypes.CDLL(None), "prctl"):  # Linux
         process_library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -85,7 +86,8 @@ class _Worker:
 class Supervisor:
     """Starts `count` processes of `command`, and keeps them running until a stop signal.
 
-    `stop_seconds` is the time that a worker may take to stop. Block `STOP_SIGNALS` before `run`.
+    A worker that has not stopped `stop_seconds` plus `KILL_GRACE_SECONDS` after SIGTERM is killed.
+    Block `STOP_SIGNALS` before `run`.
     """
 
     command: Sequence[str]
@@ -177,7 +179,7 @@ class Supervisor:
         return pause
 
     def _stop(self, workers: Sequence[_Worker]) -> int:
-        """Stop all workers; return 1 if one of them failed to stop orderly, else 0."""
+        """Stop all workers; return 1 if one of them was killed or ended with an error, else 0."""
         running = [worker for worker in workers if worker.process is not None]
         for worker in running:
             assert worker.process

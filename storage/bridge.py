@@ -44,8 +44,9 @@ class Reactor(Clock, Protocol):
 
 
 clock_seconds = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-"""Seconds of a clock that also runs while the machine is suspended: Linux's monotonic clock stops
-then.
+"""Seconds of a clock that also runs while the machine is suspended.
+
+Linux's monotonic clock stops then.
 """
 
 

@@ -1,8 +1,8 @@
 """What gateways of one cluster share: a metadata log, their presence, and messages to each other.
 
-Any number of gateway processes use one medium as one Kafka cluster. One of them, the controller,
-writes the metadata log; all of them replay it. This is the interface in plain values; a store that
-only one process can use has no cluster (`Store.cluster` is None).
+All gateway processes that use one medium are one Kafka cluster. One of them, the controller, writes
+the metadata log; all of them replay it. A store that only one process can use has no medium
+(`Store.is_shared` is false).
 
 All methods are called from the reactor thread and none blocks it.
 """
@@ -20,24 +20,24 @@ Rows = Mapping[bytes, bytes | None]
 ControllerCall = Callable[[str, bytes], Awaitable[bytes]]
 """`call(method, payload)` sends a call to the controller and returns its answer.
 
-Raises StorageFailed if there is no controller, or no answer in time: then the outcome is unknown.
+Raises StorageFailed if there is no controller or if the call fails. The outcome is then unknown.
 """
 
 MAX_CALL_BYTES = (4 << 20) + (256 << 10)
-"""Largest message of an inbox. Pulsar's messages have at most 5 MiB by default."""
+"""Largest message to an inbox, in bytes. A message in Pulsar has at most 5 MiB by default."""
 
 MAX_NODES = 64
-"""Nodes whose presence one process watches."""
+"""Most nodes whose presence one process can watch."""
 
 
 class NodeIdInUse(StorageError):
-    """Another process has this node id. The message says which one and what to do."""
+    """Another process has this node id. The message names the process and says what to do."""
 
 
 class OtherController(StoreInUse):
     """Another gateway of this cluster writes the metadata log: join it.
 
-    `StoreInUse` itself means that a gateway holds the store that does not join clusters.
+    Other `StoreInUse` errors mean that the store is held by a gateway that does not join clusters.
     """
 
 
@@ -51,7 +51,10 @@ class MetadataLog(Protocol):
 
     @property
     def revision(self) -> int:
-        """Number of stored bursts of puts up to the last replayed one; 0 for an empty log."""
+        """Number of the last replayed burst of puts; 0 for an empty log.
+
+        A burst is the puts that are stored together. The revision increases by 1 with each.
+        """
         ...
 
     @property
@@ -65,8 +68,8 @@ class MetadataLog(Protocol):
         """Register `call` for changes of `rows`.
 
         It runs after the change, once per burst of puts, in log order. Puts of this process are
-        included, before the put's awaitable fires. If the log was loaded, the call has all rows
-        that differ from those before.
+        included, before the put's awaitable fires. After the log was loaded again, `call` receives
+        all rows that differ from those before.
         """
         ...
 
@@ -77,17 +80,17 @@ class MetadataLog(Protocol):
         ...
 
     async def acquire(self, force: bool) -> None:
-        """Become the writer, and replay the log to its end. No effect if this process is it.
+        """Become the writer and replay the log to its end. No effect for the present writer.
 
-        `force` replaces another writer, if it is the one that refused the previous attempt or if
-        none was refused: an attempt must not replace a writer that has just begun. Raises
-        OtherController, StoreInUse, StorageFailed, and Fenced if another process became the writer
-        meanwhile. Cheap enough to be called several times per second.
+        `force` replaces another writer, but only the one that refused the previous attempt, if an
+        attempt was refused: a writer that has just begun must not be replaced. Raises
+        OtherController, StoreInUse, StorageFailed, and Fenced if another process becomes the writer
+        during the call. May be called several times per second.
         """
         ...
 
     async def release(self) -> None:
-        """Let another process become the writer at once. No effect if this process is not it."""
+        """Let another process become the writer at once. No effect unless it is the writer."""
         ...
 
     def confirm(self) -> Awaitable[None]:
@@ -100,9 +103,9 @@ class MetadataLog(Protocol):
     def put(self, rows: Rows) -> Awaitable[None]:
         """Set these rows, all or none, after all earlier puts; fires when they are durable.
 
-        After StorageFailed the outcome is unknown; the log is read again before the next put is
-        stored, so `rows` shows the outcome by then. Raises Fenced if this process is not the
-        writer, EntryTooLarge, ValueError for an invalid key.
+        After StorageFailed the outcome is unknown. The log is read again before the next put is
+        stored, so `rows` shows the outcome once that put fires. Raises Fenced if this process is
+        not the writer, EntryTooLarge, ValueError for an invalid key.
         """
         ...
 
@@ -123,17 +126,17 @@ class Presence(Protocol):
         ...
 
     async def claim(self, node_id: int, description: str, *, repeat: bool = True) -> None:
-        """Hold the id until `release`. It is claimed again by itself if the medium drops it.
+        """Hold the id until `release`. If the medium drops it, it is claimed again automatically.
 
-        A refused claim is repeated for some seconds, unless `repeat` is false: the process that
-        watches the id may hold it for a moment.
+        A refused claim is repeated for some seconds, because a process that watches the id may hold
+        it for a moment. If `repeat` is false, it fails at once.
 
         Raises NodeIdInUse, StorageFailed.
         """
         ...
 
     def watch(self, node_id: int, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_gone` once, when no process holds the id. Returns a function that stops this.
+        """Call `on_gone` once, when no process holds the id. Returns a function that stops it.
 
         One watch per node id at a time, and at most MAX_NODES.
         """
@@ -147,8 +150,8 @@ class Presence(Protocol):
 class Inbox(Protocol):
     """Messages between processes, best effort: a message may be lost, or arrive late.
 
-    Messages of one sender to one receiver arrive in order. A message to a former process with the
-    same node id may arrive.
+    Messages of one sender to one receiver arrive in order. A message that was sent to a former
+    process with the same node id may arrive.
     """
 
     async def open(self, node_id: int, on_message: Callable[[bytes], None]) -> None:
@@ -166,7 +169,7 @@ class Inbox(Protocol):
 
 
 class ClusterMedium(Protocol):
-    """What one process uses of the medium."""
+    """The access of one process to what the gateways share."""
 
     @property
     def log(self) -> MetadataLog: ...
@@ -180,13 +183,16 @@ class SharedStore(Store, Protocol):
     """A store that several gateways use as one cluster."""
 
     may_write: Callable[[], bool] | None
-    """Asked before and after a partition or shard is fenced, and before the first write to it."""
+    """Whether this node has a lease; None: not checked.
+
+    Called before and after a partition or shard is fenced, and before the first write to it.
+    """
 
     @property
     def medium(self) -> ClusterMedium: ...
 
     async def prepare(self, *, list_topics: bool) -> None:
-        """Create what a new store needs: `shard_count` is 0 before.
+        """Prepare a new store, whose `shard_count` is 0 until then.
 
         This process must be the log's writer. With `list_topics`, all topics are known when this
         returns. Raises StorageError.
@@ -194,34 +200,34 @@ class SharedStore(Store, Protocol):
         ...
 
     def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
-        """Begin what only the controller does, without waiting.
+        """Begin the store's tasks of the controller, without waiting for them.
 
         This process must be the log's writer. `all_replayed` returns when every live gateway has
-        replayed what is in the log now.
+        replayed the log to its present end.
         """
         ...
 
     def follow(self) -> None:
-        """End what `lead` or `prepare` began. No effect if they were not called."""
+        """End the tasks that `lead` or `prepare` began. No effect if neither was called."""
         ...
 
     def ask_controller(self, call: ControllerCall) -> None:
-        """Use `call` for what this store must ask the controller's store."""
+        """Register the function by which this store calls the controller's store."""
         ...
 
     async def answer_call(self, method: str, payload: bytes) -> bytes:
-        """Answer a call that another gateway's store made, in `controller_methods`."""
+        """Execute a call of another gateway's store; `method` is in `controller_methods`."""
         ...
 
     @property
     def controller_methods(self) -> Sequence[str]:
-        """The methods of `answer_call`."""
+        """The methods that `answer_call` accepts."""
         ...
 
     @property
     def applied_revision(self) -> int:
-        """Revision of the log up to which this process has closed the logs of deleted topics.
+        """The last revision up to which this process has closed the logs of deleted topics.
 
-        Lower than the replayed one while such a log is still being opened.
+        Lower than the replayed revision while the log of a deleted topic is still being opened.
         """
         ...

@@ -239,8 +239,8 @@ def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
 
     _raise_file_limit(settings.max_connections)
     # Twisted's timers use the wall clock. If it jumped ahead, all timers would fire at once and
-    # group members would time out; if it jumped back, none would fire until it caught up. Time
-    # during a suspension of the machine counts: leases end meanwhile.
+    # group members would time out; if it jumped back, none would fire until it caught up. The clock
+    # must run while the machine is suspended, because leases end in that time.
     cast(Any, reactor).seconds = clock_seconds
     # Twisted's log goes through `logging`, like that of other libraries.
     globalLogBeginner.beginLoggingTo(

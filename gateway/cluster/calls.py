@@ -1,11 +1,11 @@
 """Calls between gateways: request and response over an inbox that may lose or repeat messages.
 
 A call is executed at most once. The caller repeats an unanswered request until its deadline, with
-the same id and for the same incarnation of the target. The target remembers the calls that it runs
-and the replies that it gave. It drops a repetition that it no longer remembers.
+the same id and for the same incarnation (process) of the target. The target keeps running calls and
+recent replies. It answers a repeated request with the kept reply, and does not execute it again.
 
-Ids increase, so a target knows an old id even after it has forgotten the reply: `_floors` holds the
-greatest forgotten id of each caller.
+Ids increase, so the target recognizes a repeated request even after it has discarded the reply, and
+drops the request: `_floors` holds the greatest id of the discarded replies of each caller.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from storage.cluster import MAX_CALL_BYTES
 
 _log = logs.get_logger(__name__)
 
-#: Unanswered calls of this gateway: to one target, and to all.
+#: Most unanswered calls of this gateway: to one target, and to all targets.
 MAX_CALLS_TO_TARGET, MAX_CALLS = 100, 1000
 
-#: Calls of other gateways that run here.
+#: Most calls of other gateways that this gateway executes at the same time.
 MAX_RUNNING = 1000
 
-#: Replies that are kept to answer repeated requests, and their bytes.
+#: Most replies that are kept to answer repeated requests, and their total bytes.
 MAX_REPLIES, MAX_REPLY_BYTES = 2000, 16 << 20
 
-#: Callers whose greatest forgotten id is kept, some 200 bytes each.
+#: Most callers in `_floors`; each takes about 200 bytes.
 MAX_CALLERS = 1000
 
-#: Bytes of the payload of a request or a reply, and of the message of an error. The rest of
+#: Most bytes in the payload of a request or a reply, and in the message of an error. The rest of
 #: MAX_CALL_BYTES is for the other fields.
 MAX_PAYLOAD_BYTES, MAX_ERROR_BYTES = MAX_CALL_BYTES - (64 << 10), 1000
 
-#: Seconds until an unanswered request is sent again. Doubled each time, because requests may be
+#: Seconds until an unanswered request is sent again. Doubles each time, because requests may be
 #: large.
 RESEND_SECONDS = 1.0
 
-#: Executes a call: returns the payload of the reply from that of the request. It may raise
+#: Executes a call: takes the payload of the request, returns the payload of the reply. May raise
 #: CallRefused and CallFailed.
 CallHandler = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
 class CallError(Exception):
-    """A call without a result."""
+    """The call has no result."""
 
 
 class CallRefused(CallError):
-    """The call was not executed: it can be repeated, also at another gateway."""
+    """The call was not executed. It can be repeated, also at another gateway."""
 
 
 class CallFailed(CallError):
-    """The call was executed and failed: repeating it does not help."""
+    """The call failed at the target, or its payload is too large. Repeating it does not help."""
 
 
 class CallUnanswered(CallError):
-    """The call may have been executed or not: the target is gone, or did not answer in time."""
+    """It is unknown whether the call was executed: the target ended or did not answer in time."""
 
 
 class _Status(IntEnum):
@@ -80,7 +80,7 @@ _ERRORS: dict[_Status, type[CallError]] = {
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """`seconds` is the time left until the caller's deadline when the request was sent."""
+    """`seconds` is the time between the sending of this request and the caller's deadline."""
 
     call_id: int
     sender: int
@@ -92,7 +92,7 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """`payload` is the message of an error unless `status` is DONE."""
+    """`payload` is the result if `status` is DONE, otherwise the error message in UTF-8."""
 
     call_id: int
     sender: int
@@ -122,9 +122,10 @@ _CallKey = tuple[int, int, int]
 class Calls:
     """Makes calls to other gateways and executes theirs.
 
-    `send(node_id, message)` puts a message into an inbox; those of this gateway's inbox go to
-    `on_message`. `incarnation` is that of this process, `incarnation_of(node_id)` that of another
-    gateway, None if it is not registered.
+    `send(node_id, message)` sends a message to another gateway's inbox without waiting. The owner
+    passes each message of this gateway's inbox to `on_message`. `incarnation` identifies this
+    process. `incarnation_of(node_id)` returns the incarnation of another gateway, None if that
+    gateway is not registered.
     """
 
     def __init__(
@@ -159,7 +160,8 @@ class Calls:
     async def call(self, node_id: int, method: str, payload: bytes, timeout: float) -> bytes:
         """Return the payload of the reply. Waits for at most `timeout` seconds.
 
-        A call that is cancelled may still be executed. Raises CallError.
+        A call that is cancelled may still be executed. Raises CallRefused, CallFailed and
+        CallUnanswered.
         """
         incarnation = self._incarnation_of(node_id)
         self._check_call(node_id, incarnation, payload)
@@ -197,7 +199,9 @@ class Calls:
         if incarnation is None:
             raise CallRefused(f"gateway {node_id} is not registered")
         if len(payload) > MAX_PAYLOAD_BYTES:
-            raise CallFailed(f"{len(payload)} bytes are more than {MAX_PAYLOAD_BYTES}")
+            raise CallFailed(
+                f"the payload has {len(payload)} bytes, the limit is {MAX_PAYLOAD_BYTES}"
+            )
         if (
             len(self._pending) >= MAX_CALLS
             or self._pending_by_target[node_id] >= MAX_CALLS_TO_TARGET
@@ -205,13 +209,13 @@ class Calls:
             raise CallRefused(f"too many unanswered calls to gateway {node_id}")
 
     def node_gone(self, node_id: int, incarnation: int) -> None:
-        """End the calls to an incarnation of a gateway that has ended."""
+        """Fail the pending calls to a gateway whose process has ended."""
         for pending in list(self._pending.values()):
             if (pending.node_id, pending.incarnation) == (node_id, incarnation):
                 pending.result.fail(CallUnanswered(f"gateway {node_id} has ended"))
 
     def close(self) -> None:
-        """End all calls, those that run here too."""
+        """Fail the pending calls and cancel the running ones. Later calls are refused."""
         self._is_closed = True
         for pending in list(self._pending.values()):
             pending.result.fail(CallUnanswered("this gateway is closing"))
@@ -243,7 +247,7 @@ class Calls:
             or reply.target_incarnation != self._incarnation
             or reply.sender != pending.node_id
         ):
-            # An answer to a repeated request, or to a former process with this id.
+            # The second reply to a repeated request, or a reply to a former process with this id.
             return
         if reply.status is _Status.DONE:
             if reply.incarnation == pending.incarnation:
@@ -257,7 +261,7 @@ class Calls:
 
     def _on_request(self, request: _Request) -> None:
         if request.target_incarnation != self._incarnation:
-            # The former process with this id may have executed it.
+            # The former process with this id may have executed the call.
             self._answer(request, _Status.UNANSWERED, "the gateway has restarted")
             return
         caller = request.sender, request.incarnation
@@ -278,7 +282,7 @@ class Calls:
             self._answer(request, _Status.FAILED, f"unknown method {request.method}")
             return
         if len(self._running) >= MAX_RUNNING:
-            # A repetition may arrive when fewer calls run.
+            # Kept, because the request may arrive again when fewer calls run.
             text = b"the gateway executes too many calls"
             self._remember(request, key, _Status.REFUSED, text)
             return
@@ -318,7 +322,7 @@ class Calls:
         self._remember(request, key, status, payload)
 
     def _remember(self, request: _Request, key: _CallKey, status: _Status, payload: bytes) -> None:
-        """Send the reply, and keep it for repetitions of the request."""
+        """Send the reply, and keep it to answer repeated requests."""
         reply = self._replies[key] = self._encode(request, status, payload)
         self._reply_bytes += len(reply)
         while len(self._replies) > MAX_REPLIES or self._reply_bytes > MAX_REPLY_BYTES:

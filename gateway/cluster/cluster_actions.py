@@ -1,7 +1,7 @@
-"""What `Controller` and `Member` ask the runtime to do.
+"""Actions of the state machines `Controller` and `Member`, which the runtime carries out in order.
 
-Actions are carried out in order. Operations that take time report their outcome by the input that
-the action names.
+The runtime is `ClusterNode`. If an action takes time, the runtime reports its outcome by calling
+the method that the action's docstring names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.cluster.cluster_messages import ClusterMessage
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a message, best effort. One to this node is delivered without the inbox."""
+    """Send a message, which may be lost. A message to this node does not pass the inbox."""
 
     node_id: int
     message: ClusterMessage
@@ -29,14 +29,17 @@ class WriteRows:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRole:
-    """Confirm the store lock. Outcome: `Controller.on_confirmed`, with the time of this action."""
+    """Check that this process still holds the store lock.
+
+    Outcome: `Controller.on_confirmed` with the time when the check began; nothing if it failed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class WatchPresence:
     """Call `Controller.on_gone` once when the node's presence is lost, unless unwatched before.
 
-    The controller asks again once the node is heard after that.
+    The controller repeats this action when a heartbeat arrives after the loss.
     """
 
     node_id: int
@@ -44,7 +47,7 @@ class WatchPresence:
 
 @dataclass(frozen=True, slots=True)
 class UnwatchPresence:
-    """Stop watching. `on_gone` is not called for this watch any more."""
+    """End the watch: `on_gone` is no longer called for it."""
 
     node_id: int
 
@@ -63,9 +66,9 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class CloseShard:
-    """Finish what is in flight and close a shard, also one that is still being opened.
+    """Finish the requests in flight and close a shard, also one that is still being opened.
 
-    Outcome: `Member.shard_closed`; afterwards nothing is written in that epoch.
+    Outcome: `Member.shard_closed`. After that, nothing is written in this epoch.
     """
 
     shard: int
@@ -81,24 +84,25 @@ class TryToLead:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Stop serving as leader; shards stay open."""
+    """The lease has ended: stop serving as leader. Shards stay open."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """There has been no lease for a session, and the cluster has other nodes: they lead the shards
-    now, so clients should ask them. Ends with LeaseRegained.
+    """The node has had no lease for a session timeout, and the cluster has other nodes.
+
+    Those lead the shards by now, so clients are sent to them. LeaseRegained ends this.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRegained:
-    """Serve again. Also the first lease."""
+    """The node has a lease, for the first time or again: serve as leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """The node has handed over its shards and is not registered any more; the process may end."""
+    """The node leads no shards and is no longer registered. The process may end."""
 
 
 ControllerAction = SendMessage | WriteRows | ConfirmRole | WatchPresence | UnwatchPresence

@@ -8,13 +8,13 @@ from gateway.cluster.image import NodeRow
 
 
 class NodeHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A node's state, sent each `heartbeat_interval` and soon after a change.
+    """A node's state, sent every `heartbeat_interval` and soon after a change.
 
-    `node.registration` is that of the node's row as it has replayed it, 0 if there is no row of its
-    incarnation. `sequence` increases with each heartbeat of an incarnation. `ready` and `released`
-    are pairs of shard and epoch: the shards that are open, and those that are closed for a
-    successor; a released shard is not opened again in that epoch. `revision` is how far the node
-    has replayed the metadata log.
+    `node.registration` is the registration of this incarnation in the log as the node has replayed
+    it, 0 if it is not registered. `sequence` increases with each heartbeat of an incarnation.
+    `ready` (open) and `released` (closed for a successor) are pairs of shard and epoch. A released
+    shard is not opened again in that epoch. `revision` is the last revision of the metadata log
+    that the node has replayed.
     """
 
     node: NodeRow
@@ -49,7 +49,7 @@ def encode_message(message: ClusterMessage) -> bytes:
 
 
 def decode_message(data: bytes) -> ClusterMessage | None:
-    """None for a message that this version does not know or that cannot be read."""
+    """Return the message, None if it is malformed or of a type that this version does not know."""
     try:
         return _decoder.decode(data)
     except msgspec.DecodeError:

@@ -1,8 +1,7 @@
-"""This gateway as a node of the cluster: runs `Member` and `Controller` over the medium.
+"""This gateway as a node of the cluster: runs `Member` and `Controller` on a `ClusterMedium`.
 
-The state machines decide; this module carries out their actions, and passes on what happens: rows
-of the metadata log, messages, timers, shards that are open or closed, and the loss of the writer's
-role.
+The state machines decide. This module carries out their actions and passes events to them: rows of
+the metadata log, messages, timers, opened and closed shards, and the loss of the writer's role.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from storage.log import Fenced, StorageError, StoreInUse
 
 _log = logs.get_logger(__name__)
 
-#: First byte of an inbox message: of the state machines, or of `Calls`.
+#: First byte of an inbox message: for `Member` and `Controller`, or for `Calls`.
 _OF_CLUSTER, _OF_CALLS = b"\1", b"\2"
 
 #: Shortest timer, in seconds.
@@ -63,7 +62,7 @@ Action = ControllerAction | MemberAction
 
 
 class ControllerDuty(Protocol):
-    """What a gateway does as controller besides assigning shards (`SharedStore`)."""
+    """The controller's tasks besides assigning shards; implemented by `SharedStore`."""
 
     def lead(self, all_replayed: Callable[[], Awaitable[None]]) -> None: ...
     def follow(self) -> None: ...
@@ -73,7 +72,7 @@ class ControllerDuty(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a node works with. `duty` begins before shards are assigned."""
+    """Collaborators of a node. `duty.lead` is called before the node assigns shards."""
 
     medium: ClusterMedium
     view: ClusterView
@@ -83,7 +82,7 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class LogReplay:
-    """The metadata log as its controller describes it, with the epoch of the controller."""
+    """How far each node has replayed the metadata log. `epoch` is that of the controller."""
 
     epoch: int
     nodes: tuple[NodeReplay, ...]
@@ -97,8 +96,8 @@ class ClusterNode:
     """Call `start` once the gateway can open shards.
 
     `row` describes this process, `cluster` is written if the log has no cluster yet. `jitter` is in
-    seconds, up to one heartbeat interval. `failed` is called with the reason if this process cannot
-    go on as this node.
+    seconds, up to one heartbeat interval. `first_epoch` is the epoch of a shard's first leader.
+    `failed` is called with the reason if another process has taken this node id.
     """
 
     def __init__(
@@ -134,18 +133,18 @@ class ClusterNode:
         self._is_running = False
         self._watches: dict[int, Callable[[], None]] = {}
         self._closing: dict[int, int] = {}
-        """Epochs of the shards that are being closed because the log says so."""
+        """Epoch of each shard that a CloseShard is closing."""
         self._replayed = ReplayProgress()
-        """Of the other nodes; only at the controller."""
+        """Progress of the other nodes; empty unless this gateway is the controller."""
         self._heartbeat_arrived: SharedResult[None] = SharedResult()
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
         self._is_leaving = False
         self._opens_shards = True
         self._gone: dict[int, str] = {}
-        """Why nodes leave, as far as the controller knows."""
+        """By node id, the reason why a node leaves; only at the controller."""
         self._shards_changed: float | None = None
-        """When a shard was last opened or closed here, None once the change is logged."""
+        """Time of the last opening or closing of a shard here, None once it is logged."""
         self._on_cut_off: Callable[[], None] = _ignore
         self._is_closed = False
 
@@ -154,7 +153,7 @@ class ClusterNode:
         self._on_cut_off = call
 
     async def start(self) -> None:
-        """Follow the log, and take part. Raises StorageError."""
+        """Open the inbox, follow the metadata log and send heartbeats. Raises StorageError."""
         await self._medium.inbox.open(self.node_id, self.on_message)
         log = self._medium.log
         self._log_unreadable(self.image.apply(log.rows))
@@ -162,7 +161,7 @@ class ClusterNode:
         log.when_lost(self._on_role_lost)
         self._medium.presence.when_taken(self._failed)
         self._leadership.watch(self._on_shard)
-        # The role in which the store was prepared may have been lost meanwhile.
+        # This process may have lost the role since it prepared the store.
         self._duty.follow()
         self._show(self.image)
         self._run(self._member.tick(self._clock.seconds()))
@@ -174,11 +173,11 @@ class ClusterNode:
 
     @property
     def revision(self) -> int:
-        """Up to which revision this node has replayed the metadata log."""
+        """The last revision of the metadata log that this node has replayed."""
         return self._medium.log.revision
 
     def _incarnation_of(self, node_id: int) -> int | None:
-        """The incarnation of a registered node."""
+        """The incarnation of a registered node, None for others."""
         row = self.image.nodes.get(node_id)
         return None if row is None else int(row.incarnation, 16)
 
@@ -189,7 +188,7 @@ class ClusterNode:
     def describe_replay(self) -> LogReplay | None:
         """How far the registered nodes have replayed the log; None if this is not the controller.
 
-        The controller is the first of them: it has replayed what it wrote.
+        The controller is the first in the list. It has replayed everything that it wrote.
         """
         if self._controller is None:
             return None
@@ -200,8 +199,10 @@ class ClusterNode:
         )
 
     async def wait_until_replayed(self) -> None:
-        """Return when all nodes have applied the log up to now, or their sessions have ended, or
-        this is not the controller any more.
+        """Return when all other nodes have applied the log to its present end.
+
+        Nodes whose sessions end are not waited for. Returns also when this gateway is no longer the
+        controller.
         """
         revision = self._medium.log.revision
         while self._controller is not None and any(
@@ -215,10 +216,11 @@ class ClusterNode:
                 )
 
     async def leave(self, seconds: float) -> None:
-        """Hand over all shards within `seconds`, then the role of the controller.
+        """Hand over all shards, then give up the role of the controller.
 
-        After that, no shard is opened. Heartbeats continue until `close`, because closing a shard
-        writes to it, which needs the lease, and because the controller may still move shards.
+        After `seconds`, the remaining shards are not waited for, and a warning is logged. From then
+        on, no shard is opened. Heartbeats continue until `close`: closing a shard writes to it,
+        which needs the lease, and the controller may still move shards.
         """
         self._is_leaving = True
         self._run(self._member.leave(self._clock.seconds()))
@@ -239,7 +241,7 @@ class ClusterNode:
         await self._medium.log.release()
 
     def close(self) -> None:
-        """Stop taking part. The medium is closed with the store."""
+        """End all calls and timers. The medium stays open: the store closes it."""
         self._is_closed = True
         self.calls.close()
         self._end_term()
@@ -268,14 +270,14 @@ class ClusterNode:
         if isinstance(message, HeartbeatReply):
             self._run(self._member.on_reply(message, now))
             if self.has_lease:
-                # If a request noticed the end of the lease before the timer and this reply, the
-                # leadership is suspended, and no LeaseRegained follows.
+                # A request may have noticed the end of the lease before the timer and this reply.
+                # It has suspended the leadership then, and no LeaseRegained follows.
                 self._leadership.resume()
         elif self._controller is not None:
             log = self._medium.log
             self._replayed.heard(message.node.node_id, message.revision, log.revision, now)
             if message.is_leaving:
-                self._gone[message.node.node_id] = "it leaves"
+                self._gone[message.node.node_id] = "it is shutting down"
             arrived, self._heartbeat_arrived = self._heartbeat_arrived, SharedResult()
             arrived.succeed(None)
             self._run(self._controller.on_heartbeat(message, now))
@@ -300,7 +302,7 @@ class ClusterNode:
         for key in keys:
             if is_per_node(key):
                 _log.warning(
-                    "row of a node cannot be read, deleted if this gateway is the controller",
+                    "row of a node cannot be read, the controller will delete it",
                     key=key,
                 )
             else:
@@ -330,18 +332,18 @@ class ClusterNode:
         if row is None or row.node_id == NO_NODE:
             _log.info("controller resigned")
         elif row.incarnation != self.incarnation:
-            # The controller itself has logged it already.
+            # A new controller has logged its own election already.
             _log.info("another gateway is the controller", node=row.node_id, epoch=row.epoch)
 
     def _log_shards(self, now: float) -> None:
-        """Log the number of open shards once it has not changed for one heartbeat interval."""
+        """Log the number of open shards, one heartbeat interval after the last change."""
         changed = self._shards_changed
         if changed is not None and now - changed >= self._timing.heartbeat_interval:
             self._shards_changed = None
             _log.info("shards led by this gateway", count=self._leadership.open_count)
 
     def _show(self, image: ClusterImage) -> None:
-        """Bring the view up to date."""
+        """Copy nodes, controller and shard leaders to the view."""
         view = self._view
         addresses = {node_id: row.addresses for node_id, row in image.nodes.items()}
         view.set_nodes({self.node_id: self._member.node.addresses, **addresses})
@@ -349,7 +351,7 @@ class ClusterNode:
         expected = set()
         for shard, row in image.shards.items():
             if shard < view.shard_count:
-                # Clients go to the next leader early, which holds their requests.
+                # Clients are sent to the successor early. It holds their requests until it leads.
                 leader = row.leader if row.successor == NO_NODE else row.successor
                 view.set_leader(shard, leader, row.epoch)
                 if leader == row.successor == self.node_id:
@@ -380,7 +382,7 @@ class ClusterNode:
     def _on_gone(self, node_id: int) -> None:
         self._watches.pop(node_id, None)
         if self._controller is not None:
-            self._gone.setdefault(node_id, "its process has ended or lost Pulsar")
+            self._gone.setdefault(node_id, "its process ended or lost its connection to Pulsar")
             self._run(self._controller.on_gone(node_id, self._clock.seconds()))
 
     def _on_role_lost(self, reason: str) -> None:
@@ -402,9 +404,10 @@ class ClusterNode:
     # Actions
 
     def _run(self, actions: Sequence[Action]) -> None:
-        """Carry out actions. Those that follow from them come after. A bug in one stops no other.
+        """Carry out actions, then those that result from them.
 
-        Heartbeats continue in any case: without the timer the node would do nothing any more.
+        A bug in one action does not stop the others. Heartbeats continue in any case: without the
+        timer, the node would do nothing more.
         """
         self._actions.extend(actions)
         if self._is_running:
@@ -430,7 +433,7 @@ class ClusterNode:
         deadline = self._member.next_deadline
         if self._controller is not None:
             deadline = min(deadline, self._controller.next_deadline)
-        # Not 0: rounded, a deadline may be greater than the time at which its timer fires.
+        # Not 0: because of rounding, a timer may fire just before its deadline, again and again.
         pause = max(deadline - self._clock.seconds(), MIN_TIMER_SECONDS)
         self._timer = call_later(self._clock, pause, self._on_timer)
 
@@ -445,10 +448,10 @@ class ClusterNode:
                 self._close_shard(shard, epoch)
             case LeaseLost():
                 if not self._is_leaving:
-                    _log.warning("no answer of the controller, not serving as leader")
+                    _log.warning("lease ended, not serving as leader")
                 self._leadership.suspend()
             case CutOff():
-                _log.warning("no lease for a session, clients are sent to other gateways")
+                _log.warning("no lease for a session timeout, clients are sent to other gateways")
                 self._view.set_cut_off(True)
                 self._leadership.refuse()
                 self._on_cut_off()
@@ -500,7 +503,7 @@ class ClusterNode:
         replaced = self.image.controller if force else None
         try:
             await self._medium.log.acquire(force)
-        except Exception as failure:  # noqa: BLE001 - the attempt must end, also for a bug
+        except Exception as failure:  # noqa: BLE001 - the attempt must end, also after a bug
             is_in_use = isinstance(failure, (OtherController, StoreInUse, Fenced))
             if not isinstance(failure, StorageError):
                 _log.bug("taking the role of the controller failed", failure)
@@ -536,7 +539,7 @@ class ClusterNode:
         try:
             await self._medium.log.put(rows)
         except StorageError as failure:
-            _log.warning("decision of the controller not stored", reason=str(failure))
+            _log.warning("storing a decision of the controller failed", reason=str(failure))
             if controller is not None and controller is self._controller:
                 self._run(controller.on_put_failed(self._clock.seconds()))
         else:
@@ -548,7 +551,7 @@ class ClusterNode:
         try:
             await self._medium.log.confirm()
         except StorageError:
-            # The controller asks again; if the role is lost, `when_lost` reports it.
+            # The controller tries again. If the role is lost, `when_lost` reports it.
             return
         if controller is not None and controller is self._controller:
             self._run(controller.on_confirmed(asked, self._clock.seconds()))

@@ -1,7 +1,9 @@
-"""Joins the cluster of a shared store, or opens a cluster of one gateway.
+"""Joins the cluster of a shared store, or opens a store that only one gateway can use.
 
-Joining claims a node id and, if there is no controller, prepares a new store. The node takes part
-once the gateway can open shards (`JoinedCluster.start`).
+Joining claims a node id and, if there is no controller, prepares a new store. The node registers
+and leads shards after `ClusterMembership.start`.
+
+"Alone" means a store that is not shared, for example LMDB: this gateway leads all its shards.
 """
 
 from __future__ import annotations
@@ -38,21 +40,24 @@ from storage.log import Fenced, StateTable, StorageFailed, Store
 
 _log = logs.get_logger(__name__)
 
-#: Rows of the table `cluster`: the id, and the leader epoch of all shards of a lone cluster.
+#: Keys of the table `cluster`: the cluster id, and the leader epoch of all shards of a gateway that
+#: is alone.
 _CLUSTER_ID, _LEADER_EPOCH = b"cluster.id", b"leader.epoch"
 
-#: Seconds between two checks of a store that another gateway prepares.
+#: Seconds between two checks whether another gateway has prepared the store.
 PREPARE_SECONDS = 0.1
 
-#: Seconds that the start of a lone cluster waits for its shards. They go on opening afterwards.
+#: Seconds that the start of a gateway that is alone waits for its shards. Those that are not open
+#: by then are opened later.
 OPEN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a gateway says about itself. `addresses` are the advertised ones.
+    """What a gateway tells other gateways about itself.
 
-    Without a node id it takes a free one.
+    `node_id` is the configured one; if it is None, the gateway chooses a free id. `addresses` are
+    the advertised ones. `version` is that of kopgate.
     """
 
     node_id: int | None
@@ -61,11 +66,7 @@ class NodeIdentity:
 
 
 class ClusterMembership:
-    """The cluster as this gateway uses it. A lone cluster has no node.
-
-    `start` begins to open shards, in a lone cluster it waits until they are open. `leave` hands
-    them over within some seconds, `close` ends.
-    """
+    """The part of this gateway in its cluster. `node` is None if the gateway is alone."""
 
     def __init__(
         self,
@@ -82,11 +83,15 @@ class ClusterMembership:
         self.controller = controller
 
     def revision(self) -> int:
-        """Up to which revision this gateway has replayed the metadata log; 0 without one."""
+        """The last replayed revision of the metadata log; 0 if there is no log."""
         return 0 if self.node is None else self.node.revision
 
     async def start(self) -> None:
-        """Raises StorageError."""
+        """Begin to take part in the cluster.
+
+        A gateway that is alone opens its shards, and waits for them for at most OPEN_SECONDS.
+        Raises StorageError.
+        """
         if self.node is not None:
             await self.node.start()
             return
@@ -98,6 +103,7 @@ class ClusterMembership:
             _log.warning("not all groups and partitions are loaded yet", reason=str(failure))
 
     async def leave(self, seconds: float) -> None:
+        """`ClusterNode.leave`. No effect if this gateway is alone."""
         if self.node is not None:
             await self.node.leave(seconds)
 
@@ -116,10 +122,12 @@ async def open_cluster(
     failed: Callable[[str], None],
     random_bits: Callable[[int], int] = randbits,
 ) -> ClusterMembership:
-    """Open the cluster of a store. `leadership` makes its part once the shards are known.
+    """Open the cluster of a store.
 
-    `failed` is called with the reason if this process cannot go on as this node. Raises
-    StorageError, in particular StoreInUse and NodeIdInUse.
+    `leadership` creates the ShardLeadership; it is called once the store's number of shards is
+    known. `new_id` returns a new cluster id. `failed` is called with the reason if another process
+    has taken this node id. `random_bits(n)` returns a random number of n bits. Raises StorageError,
+    in particular StoreInUse and NodeIdInUse.
     """
     if not store.is_shared:
         return await _open_alone(store, identity, clock, leadership, new_id)
@@ -134,9 +142,9 @@ async def _open_alone(
     leadership: Callable[[], ShardLeadership],
     new_id: Callable[[], str],
 ) -> ClusterMembership:
-    """This gateway leads all shards.
+    """Lead all shards of a store that is not shared.
 
-    The leader epoch is one greater than at the last start, at the first `store.first_epoch`.
+    The leader epoch is `store.first_epoch` at the first start and rises by one with each start.
     """
     table = await store.table("cluster")
     rows = dict(await table.items())
@@ -218,11 +226,11 @@ async def _claim_id(medium: ClusterMedium, identity: NodeIdentity) -> int:
     former = list(_former_ids(image, identity.addresses))
     for node_id in dict.fromkeys([*former, *_free_ids(image, controller_has_ended)]):
         try:
-            # The controller may hold the id of a process that has ended for a moment.
+            # The controller may hold the id for a moment after its former process has ended.
             await medium.presence.claim(node_id, f"node {node_id}", repeat=node_id in former)
         except NodeIdInUse:
             continue
-        _log.info("node id taken", node=node_id, reason="none is configured")
+        _log.info("node id chosen", node=node_id, reason="none is configured")
         return node_id
     raise NodeIdInUse(
         f"no node id below {MAX_NODES} is free: stop a gateway that is not needed, or start this "
@@ -231,7 +239,7 @@ async def _claim_id(medium: ClusterMedium, identity: NodeIdentity) -> int:
 
 
 async def _acquired(medium: ClusterMedium) -> bool:
-    """Become the controller if there is none. Returns whether this process is it."""
+    """Become the controller if there is none. Returns whether this process is the controller."""
     try:
         await medium.log.acquire(False)
     except (OtherController, Fenced):
@@ -240,7 +248,7 @@ async def _acquired(medium: ClusterMedium) -> bool:
 
 
 def _former_ids(image: ClusterImage, addresses: Addresses) -> Iterator[int]:
-    """Node ids that had some of these addresses last, those with the most first."""
+    """Node ids whose last addresses include some of these, those with the most in common first."""
     own = set(addresses.values())
     common = {
         node_id: len(own.intersection(last.addresses.values()))
@@ -252,8 +260,9 @@ def _former_ids(image: ClusterImage, addresses: Addresses) -> Iterator[int]:
 def _free_ids(image: ClusterImage, controller_has_ended: bool) -> Iterator[int]:
     """Node ids that are not registered, the lowest first.
 
-    Those of gateways that have left come after all others: they may be restarting. But if there was
-    only one gateway, its id comes first, so that it stays the same.
+    Ids of gateways that have left come after all others, because those gateways may be restarting.
+    But if the controller has ended and no other gateway was ever registered, its id comes first: so
+    a cluster of one gateway keeps its id.
     """
     if controller_has_ended and len(image.last_addresses) == 1:
         yield from image.last_addresses
@@ -264,22 +273,25 @@ def _free_ids(image: ClusterImage, controller_has_ended: bool) -> Iterator[int]:
 async def _ask_controller(
     calls: Calls, controller_id: Callable[[], int | None], method: str, payload: bytes
 ) -> bytes:
+    """Call the controller. Raises StorageFailed."""
     node_id = controller_id()
     if node_id is None:
         raise StorageFailed("there is no controller: retry later")
     try:
         return await calls.call(node_id, method, payload, CALL_SECONDS)
     except CallError as failure:
-        raise StorageFailed(f"the controller did not answer: {failure}") from failure
+        raise StorageFailed(f"the call to the controller failed: {failure}") from failure
 
 
 async def _prepare(store: SharedStore, clock: Clock, node_id: int) -> None:
-    """Become the controller if there is none, and prepare a new store; else wait until it is.
+    """Become the controller if there is none, and prepare a new store.
 
-    Topics are listed here only if no other node is registered: another one would soon replace a
-    controller that answers no heartbeats.
+    If there is a controller, waits until the store is prepared. Topics are listed here only if no
+    other node is registered. Otherwise another node would soon replace this controller, which does
+    not answer heartbeats yet.
 
-    Raises StoreInUse if an older gateway, which does not join clusters, uses the store.
+    Raises StoreInUse if a gateway of an older version, which does not join clusters, uses the
+    store.
     """
     while not await _acquired(store.medium):
         if store.shard_count:
@@ -293,7 +305,11 @@ async def _prepare(store: SharedStore, clock: Clock, node_id: int) -> None:
 async def _cluster_id(
     store: SharedStore, clock: Clock, node_id: int, new_id: Callable[[], str]
 ) -> str:
-    """Return the id, which the gateway that prepared the store writes, unless it ends before."""
+    """Return the cluster id.
+
+    The gateway that prepares the store writes it. If that gateway ends before, the next controller
+    writes it.
+    """
     table: StateTable = await store.table("cluster")
     while True:
         known = dict(await table.items()).get(_CLUSTER_ID)

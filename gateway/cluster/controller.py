@@ -5,20 +5,22 @@ the next decision is made after that write has been replayed. A failed write may
 stored; the controller then writes its own row, which follows the failed one in the log, and decides
 again when that has been replayed.
 
-Decisions that nodes cannot see yet bind the controller already: a session that has ended stays
-ended, so no heartbeat extends a lease while the loss of the node's shards is being written. The
-node is registered again under another number once its row has been deleted.
+A decision binds the controller before nodes can see it: a session that has ended stays ended, so
+no heartbeat extends the node's lease while the loss of its shards is being written. The node is
+registered again, with another registration number, once its row has been deleted.
 
 The controller acts only while its role is confirmed. After a time without confirmation, or a pause
-of its process, every node has a new session, because heartbeats could not arrive.
+of its process, it gives every node a new session, because heartbeats could not arrive.
 
-The loss of a node's presence alone does not end its session, because Pulsar may give the presence
-to the controller after a restart of a broker although the node is alive. It shortens the session,
-unless Pulsar was disturbed lately, and the next heartbeat restores it.
+The loss of a node's presence does not end its session at once, because Pulsar may give the presence
+to the controller after a restart of a broker although the node is alive. The loss shortens the
+session, and the next heartbeat restores it. It has no effect if the role was not confirmed without
+a gap for the last session timeout (`_is_undisturbed`).
 
-While a row of a shard or of the cluster cannot be read, nothing is decided: it may name a leader of
-a newer epoch. Rows of nodes that cannot be read are deleted, and the nodes register again. The node
-may have a lease, so it receives no other for a session timeout, and nothing is decided until then.
+The controller decides nothing while the row of a shard or of the cluster cannot be read, because
+the row may name a leader of a newer epoch. It deletes the unreadable row of a node, which then
+registers again. The node may still have a lease, so the controller first waits for a session
+timeout. In that time it decides nothing and grants the node no lease.
 """
 
 from __future__ import annotations
@@ -63,10 +65,10 @@ class ControllerState(Enum):
     """How far this controller has replayed the log."""
 
     SYNCING = "syncing"
-    """Until the controller's own row is replayed, at first and after a failed write."""
+    """It waits until its own row is replayed, at first and after a failed write."""
     DECIDING = "deciding"
     RESIGNED = "resigned"
-    """It has lost the role or given it up."""
+    """It has lost or given up the role."""
 
 
 TRANSITIONS: Mapping[ControllerState, Set[ControllerState]] = {
@@ -79,7 +81,11 @@ TRANSITIONS: Mapping[ControllerState, Set[ControllerState]] = {
 
 @dataclass(slots=True)
 class _Session:
-    """A registered node, as this controller sees it."""
+    """A registered node, as this controller sees it.
+
+    `expires` is in seconds of the controller's clock. `sequence` is the number of the last
+    heartbeat. `ready` and `released` have the epoch of each shard that the node reported as such.
+    """
 
     row: NodeRow
     expires: float
@@ -97,8 +103,9 @@ class Controller:
 
     `node` is the controller's own node. `cluster` is written if the log has no cluster yet.
     `first_epoch` is the epoch of a shard's first leader. `confirmed` is the time when the
-    acquisition of the role began. `replaced` is the controller whose silence made this node acquire
-    the role by force, if it did. Every input returns the actions to carry out.
+    acquisition of the role began. `replaced` is the silent controller that this node replaced by
+    force, None if it did not use force. Times are in seconds of one monotonic clock. Every input
+    returns the actions to carry out.
     """
 
     def __init__(
@@ -124,21 +131,21 @@ class Controller:
         former = image.nodes.get(previous.node_id) if previous else None
         is_running = previous and former and former.incarnation == previous.incarnation
         self._former = former.registration if former and is_running else 0
-        """Registration of the previous controller's process."""
+        """Registration of the previous controller's process, 0 if it is not registered."""
         self._was_silent = replaced is not None and replaced == previous
         self._state = ControllerState.SYNCING
         self._is_writing = False
         self._retry_at = now
         self._confirmed = confirmed
         self._confirmed_since = confirmed
-        """Since when the role has been confirmed without a gap, and this process not paused."""
+        """The role has been confirmed since then without a gap, and this process not paused."""
         self._next_confirmation = now
         self._seen = now
         self._sessions: dict[int, _Session] = {}
         self._applicants: dict[int, tuple[NodeRow, float]] = {}
-        """Rows of processes that are not registered, and when their heartbeats expire."""
+        """Processes to register: by node id, the row and the time when its heartbeat expires."""
         self._unreadable: dict[bytes, float] = {}
-        """Keys of the rows that cannot be read, and since when."""
+        """Keys of the rows that cannot be read, and the time when each was noticed."""
 
     @property
     def epoch(self) -> int:
@@ -202,7 +209,7 @@ class Controller:
         return self._act(now)
 
     def on_put_failed(self, now: float) -> list[ControllerAction]:
-        """The write failed: whether it was stored is known after another one."""
+        """The write failed. Whether it was stored is known only after another write."""
         self._observe(now)
         self._is_writing = False
         self._retry_at = now + self._timing.heartbeat_interval
@@ -226,9 +233,9 @@ class Controller:
         return []
 
     def resign(self, now: float) -> list[ControllerAction]:
-        """Give up the role. The runtime releases the lock when the row is written, or fails to be.
+        """Give up the role. The runtime releases the lock after the write, also if it failed.
 
-        The row lets the other nodes try to lead at once.
+        When the other nodes replay the row, they try to lead at once.
         """
         self._observe(now)
         if self._state is ControllerState.RESIGNED:
@@ -241,7 +248,7 @@ class Controller:
     # Sessions
 
     def _observe(self, now: float) -> None:
-        """Note a pause of this process: heartbeats were not received in that time."""
+        """Renew all sessions after a pause of this process, which received no heartbeats in it."""
         if now - self._seen > 2 * self._timing.heartbeat_interval:
             self._disturbed(now)
         self._seen = now
@@ -250,10 +257,10 @@ class Controller:
         return now - self._confirmed < self._timing.role_lease
 
     def _is_undisturbed(self, session: _Session, now: float) -> bool:
-        """Whether a lost presence says something about the node.
+        """Whether the loss of a presence shows that the node has probably ended.
 
-        The previous controller lost the store lock as well, and was not heard for a time: of its
-        process that is enough.
+        The previous controller's process has lost the store lock as well, and was silent for a
+        time. That is sufficient evidence, also soon after a disturbance.
         """
         return self._is_confirmed(now) and (
             session.row.registration == self._former
@@ -261,7 +268,7 @@ class Controller:
         )
 
     def _lease_of(self, node: NodeRow, now: float) -> float:
-        """Seconds from the sending of a heartbeat that is answered now."""
+        """Seconds that a lease granted now lasts, from the sending of the node's heartbeat."""
         timing = self._timing
         lease = timing.controller_lease if self._is_own(node) else timing.lease
         return lease - (now - self._confirmed)
@@ -279,7 +286,7 @@ class Controller:
         return not session.has_ended and not self._is_own(session.row)
 
     def _record(self, message: NodeHeartbeat, now: float, actions: list[ControllerAction]) -> bool:
-        """Note what a heartbeat says. Returns whether its registration is in effect."""
+        """Store what a heartbeat reports. Returns whether its registration is in effect."""
         node = message.node
         expires = now + self._timing.session_timeout
         session = self._sessions.get(node.node_id)
@@ -328,7 +335,7 @@ class Controller:
             if applicant and applicant[0].incarnation == row.incarnation:
                 del self._applicants[node_id]
             if node_id == self._row.node_id:
-                # An earlier process with the same id is gone: an id is used once at a time.
+                # An earlier process with the same id has ended: only one at a time can use an id.
                 session.has_ended = not self._is_own(row)
             if not self._is_own(row):
                 actions.append(WatchPresence(node_id))
@@ -359,7 +366,7 @@ class Controller:
         return actions
 
     def _may_delete(self, key: bytes, since: float, now: float) -> bool:
-        """Whether a row that cannot be read is of a node which has no lease any more."""
+        """Whether an unreadable row describes a node whose last lease has ended."""
         return is_per_node(key) and now - since >= self._timing.session_timeout
 
     def _decide(self, now: float, rows: dict[bytes, bytes | None]) -> None:
@@ -398,7 +405,10 @@ class Controller:
     def _keep_addresses(
         self, nodes: Mapping[int, NodeRow], rows: dict[bytes, bytes | None]
     ) -> None:
-        """Store the addresses of these nodes. Up to MAX_NODES of nodes that left are kept."""
+        """Store the addresses of these nodes.
+
+        Of the nodes that left, the MAX_NODES lowest ids keep theirs.
+        """
         known = self._image.last_addresses
         for node_id, row in nodes.items():
             last = LastAddresses(row.addresses)
@@ -408,9 +418,10 @@ class Controller:
             rows[addresses_key(node_id)] = None
 
     def _may_go(self, session: _Session) -> bool:
-        """Whether a leaving node leads nothing, or no other node can lead it.
+        """Whether a leaving node may be deleted: it leads no shard, or it is the last node.
 
-        The controller's own node can, once it is registered, and so can an applicant.
+        It is not the last node while the controller's own node is not registered yet, or while
+        another process waits to be registered.
         """
         if not session.is_leaving:
             return False
@@ -469,10 +480,11 @@ class Controller:
         target: NodeRow | None,
         candidates: Set[int],
     ) -> ShardRow | None:
-        """Complete a move, or change it if the successor is gone.
+        """Return the row that completes a move, or changes it if the successor is gone.
 
-        A move is not withdrawn: the leader may have released the shard in this epoch already, so it
-        continues in the next one.
+        None if the row need not change yet. A move is never cancelled in the same epoch, because
+        the leader may have released the shard already: if it is to keep the shard, it leads it in
+        the next epoch.
         """
         is_released = self._sessions[row.leader].released.get(shard) == row.epoch
         if target is None:
@@ -488,9 +500,9 @@ class Controller:
     def _begin_moves(self, targets: Mapping[int, int], leaving: Set[int]) -> dict[int, ShardRow]:
         """Name successors for shards that are not on their targets.
 
-        A shard that is not ready counts as moving, and does not move, unless its leader leaves: it
-        may be one that cannot be opened. A leaving node hands over at least one shard at a time,
-        the ready ones first, however many shards of other nodes are not ready.
+        A shard that is not ready counts as moving and does not move, unless its leader is leaving:
+        it may be a shard that cannot be opened. A leaving node hands over at least one shard at a
+        time, ready shards first, however many shards of other nodes are not ready.
         """
         known = self._image.shards
         settled = [shard for shard in targets if known[shard].successor == NO_NODE]

@@ -1,8 +1,8 @@
-"""What a gateway asks of the controller, which alone changes the state of the whole cluster.
+"""Calls to the controller, the only gateway that changes the state of the whole cluster.
 
-Requests of clients are forwarded as Kafka's ForwardingManager does. A request that was certainly
-not executed fails with NOT_CONTROLLER, after which clients refresh their metadata and retry. One
-that may have been executed fails with REQUEST_TIMED_OUT, as in Kafka, and is not repeated: a second
+Client requests are forwarded as by Kafka's ForwardingManager. If a request was certainly not
+executed, it fails with NOT_CONTROLLER: clients then refresh their metadata and retry. If it may
+have been executed, it fails with REQUEST_TIMED_OUT, as in Kafka, and is not repeated: a second
 CreateTopics would report that the topic exists.
 """
 
@@ -20,11 +20,11 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 
 _log = logs.get_logger(__name__)
 
-#: Methods of the controller.
+#: Methods that only the controller executes.
 FORWARD, CREATE_TOPIC, ALLOCATE_PRODUCER_IDS = "forward", "create-topic", "allocate-producer-ids"
 
-#: Bytes of a request that is forwarded. The rest of `calls.MAX_PAYLOAD_BYTES`, 192 KiB, is for the
-#: names in `ForwardedRequest`.
+#: Largest request that is forwarded, in bytes. The rest of `calls.MAX_PAYLOAD_BYTES`, 192 KiB, is
+#: for the other fields of `ForwardedRequest`.
 MAX_REQUEST_BYTES = 4 << 20
 
 #: Seconds between two attempts to reach a controller while one is being elected.
@@ -33,18 +33,20 @@ RETRY_SECONDS = 0.1
 #: Maximum seconds for a request. Clients wait 30 s for a reply.
 REQUEST_SECONDS = 20.0
 
-#: Maximum seconds for what other requests need of the controller: a missing topic, producer ids.
+#: Timeout of calls for other requests, in seconds: creation of a missing topic, producer ids.
 CALL_SECONDS = 5.0
 
-#: Maximum seconds until the changes of a request are visible here. The reply is sent anyway then.
+#: Maximum seconds to wait until this gateway has replayed the changes of a request. The reply is
+#: sent after that in any case.
 REPLAY_SECONDS = 5.0
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a client, with what the controller needs to act for it.
+    """A client's request, and what the controller needs to execute it for that client.
 
-    `node_id` is the gateway that the client asked, `peer` the client's "host:port". `kind`, `name`
-    and `tenant` are those of its principal. `frame` is header and body as received.
+    `node_id` is the gateway that received the request, `peer` the client's "host:port", `host` its
+    address. `kind`, `name` and `tenant` are those of its principal. `frame` is the request header
+    and body as received.
     """
 
     node_id: int
@@ -58,8 +60,10 @@ class ForwardedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForwardedReply(msgspec.Struct, frozen=True, array_like=True):
-    """The encoded body of the reply, the metadata log's revision, and the error codes in the body
-    with their number.
+    """The controller's reply to a ForwardedRequest.
+
+    `body` is encoded for the client. `revision` is that of the metadata log after the request.
+    `errors` is the number of occurrences of each error code in the body.
     """
 
     body: bytes
@@ -68,7 +72,7 @@ class ForwardedReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NewTopic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic that a gateway creates by itself."""
+    """A topic that a gateway creates on first use, without a CreateTopics request."""
 
     name: str
     partitions: int
@@ -76,7 +80,7 @@ class NewTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """The metadata log's revision, and the error if the topic could not be created."""
+    """The metadata log's revision after the creation; `code` is 0 unless it failed."""
 
     revision: int
     code: int
@@ -86,35 +90,36 @@ class TopicOutcome(msgspec.Struct, frozen=True, array_like=True):
 class ControllerAccess(Protocol):
     """The controller as seen by one gateway.
 
-    `is_local` says whether this gateway is the controller. The methods are for gateways that are
-    not; what they return has been replayed here. They raise KafkaError.
+    `is_local` says whether this gateway is the controller. Only other gateways call the methods.
+    `forward` and `create_topic` return once this gateway has replayed the change. All methods raise
+    KafkaError.
     """
 
     @property
     def is_local(self) -> bool: ...
 
     async def forward(self, request: ForwardedRequest, seconds: float) -> ForwardedReply:
-        """Let the controller execute a request, within `seconds`."""
+        """Return the controller's reply to a request. Waits for at most `seconds`."""
         ...
 
     async def create_topic(self, topic: NewTopic) -> None:
         """Create a topic if it does not exist.
 
-        Without an answer of the controller, the error is LEADER_NOT_AVAILABLE.
+        Raises LEADER_NOT_AVAILABLE if the call to the controller fails.
         """
         ...
 
     async def allocate_producer_ids(self) -> range:
         """Reserve a block of producer ids.
 
-        Without an answer of the controller, the error is COORDINATOR_LOAD_IN_PROGRESS
-        (RPCProducerIdManager).
+        Raises COORDINATOR_LOAD_IN_PROGRESS if the call to the controller fails, as Kafka's
+        RPCProducerIdManager does.
         """
         ...
 
 
 class LocalController:
-    """The controller access of a gateway that is alone, or otherwise always the controller."""
+    """The controller access of a gateway that is always the controller: its store is not shared."""
 
     is_local = True
 
@@ -179,14 +184,14 @@ class RemoteController:
         return range(first, end)
 
     async def _call_or_raise(self, code: ErrorCode, method: str, payload: bytes) -> bytes:
-        """Call the controller for a request of another API. Any failure has this code."""
+        """Call the controller. Any failure is raised as a KafkaError with this code."""
         try:
             return await self._call(method, payload, CALL_SECONDS)
         except KafkaError as failure:
             raise KafkaError(code, failure.message) from failure
 
     async def _call(self, method: str, payload: bytes, seconds: float) -> bytes:
-        """Call the controller, and wait while there is none."""
+        """Call the controller; wait for one while there is none. Raises KafkaError."""
         until = self._clock.seconds() + seconds
         while True:
             node_id, reason = self._controller_id(), "there is no controller"

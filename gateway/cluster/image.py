@@ -30,7 +30,7 @@ class ClusterRow(msgspec.Struct, frozen=True, array_like=True):
 class ControllerRow(msgspec.Struct, frozen=True, array_like=True):
     """The controller; `node_id` is NO_NODE after it has resigned.
 
-    `epoch` increases with each controller, also of the same process.
+    `epoch` increases each time a process becomes the controller, also if it is the same process.
     """
 
     node_id: int
@@ -42,7 +42,7 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
     """A registered node.
 
     `incarnation` identifies the process. `registration` is unique for each registration: a process
-    whose session ended is registered again under another number, and it has no lease before it has
+    whose session ended is registered again under another number. It has no lease before it has
     replayed that number, and with it the loss of its shards. `addresses` is (host, port) by
     listener name. `version`, `host` and `process` describe the process for the operator.
     """
@@ -59,7 +59,7 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True):
 class LastAddresses(msgspec.Struct, frozen=True, array_like=True):
     """The addresses of a node id's last registration, kept when the node leaves.
 
-    A gateway without a configured id finds its former id by them.
+    They let a gateway without a configured id find its former id.
     """
 
     addresses: dict[str, tuple[str, int]]
@@ -116,7 +116,7 @@ def shard_key(shard: int) -> bytes:
 
 
 def is_per_node(key: bytes) -> bool:
-    """Whether the row describes a node, and is written again when the node registers."""
+    """Whether a row describes a node. Such a row is written again when the node registers."""
     return key.partition(b"\0")[0] in (_ADDRESSES, _NODES)
 
 
@@ -125,7 +125,7 @@ def encode_row(row: Row) -> bytes:
 
 
 class ClusterImage:
-    """The rows of this module's sections. Replaying a row twice has no effect."""
+    """The decoded rows of this module's sections. Replaying a row twice has no effect."""
 
     def __init__(self) -> None:
         self.cluster: ClusterRow | None = None

@@ -1,10 +1,10 @@
 """One node of the cluster: heartbeats, the lease, and the shards that the node leads.
 
-The lease permits the node to serve as leader. The answer to a heartbeat extends it, by the time in
-the answer, counted from the time the heartbeat was sent. It belongs to one registration: it ends
-when the log has another registration, or none, for this process. Without a lease the node serves
-nothing, opens nothing, and keeps open what is open; the same epoch continues when the lease is
-regained.
+The lease permits the node to serve as leader. Each answer to a heartbeat contains the duration of
+the lease, counted from the time when the node sent the heartbeat. A lease belongs to one
+registration: it ends when the log has another registration, or none, for this process. Without a
+lease the node serves no requests as leader and opens no shards. Its open shards stay open, and it
+serves them in the same epoch when it has a lease again.
 
 If the controller is silent, the node tries to become controller: first without force, which
 succeeds only if the controller's process is gone, then with force. Silence counts only while this
@@ -36,19 +36,19 @@ from gateway.cluster.session_timing import SessionTiming
 
 NEVER = float("-inf")
 
-#: The longest wait for the nodes that use force before, in turns of two heartbeat intervals.
+#: A node lets the nodes with lower ids use force first, but waits for at most this many of them.
 MAX_TURNS = 4
 
 
 class HeldState(Enum):
-    """A shard on the node that leads it, in one epoch."""
+    """State of a shard on the node that leads it, in one epoch."""
 
     WAITING = "waiting"
-    """To be opened: there is no lease, or the last attempt failed."""
+    """Not open yet: there is no lease, or the last attempt failed."""
     OPENING = "opening"
     OPEN = "open"
     CLOSING = "closing"
-    """Also of a shard that was being opened."""
+    """Possibly before its opening has ended."""
     CLOSED = "closed"
     """Not opened again in this epoch."""
 
@@ -64,7 +64,7 @@ SHARD_TRANSITIONS: Mapping[HeldState, Set[HeldState]] = {
 
 
 class LeadRole(Enum):
-    """What this node has to do with the controller's role."""
+    """Whether this node is the controller, tries to become it, or neither."""
 
     FOLLOWING = "following"
     TRYING = "trying"
@@ -98,7 +98,8 @@ class Member:
 
     `image` is the replayed metadata log: the runtime applies rows to it and then calls `on_rows`.
     `jitter`, in seconds, delays this node's attempts to lead, so that nodes do not try at the same
-    time. Every input returns the actions to carry out. Call `tick` no later than `next_deadline`.
+    time. Times are in seconds of one monotonic clock. Every input returns the actions to carry out.
+    Call `tick` no later than `next_deadline`. "Lead" without a shard means to be the controller.
     """
 
     def __init__(
@@ -115,24 +116,27 @@ class Member:
         self._has_left = False
         self._sequence = 0
         self._sent: dict[int, tuple[float, int]] = {}
-        """Time of sending and registration of the heartbeats without an answer, by sequence."""
+        """Unanswered heartbeats by sequence: time of sending and registration."""
         self._next_heartbeat = now
         self._lease_until = NEVER
         self._is_serving = False
         """Whether the last lease action was LeaseRegained."""
         self._cut_off_at = now + timing.session_timeout
-        """When the node is cut off if it has no lease until then."""
+        """The node is cut off at this time unless it gets a lease before."""
         self._is_cut_off = False
         self._seen = now
         self._silent_since = now
         self._refusals = 0
-        """Attempts to lead in succession that were refused because another process leads."""
+        """Consecutive attempts to lead that were refused because another process leads."""
         self._next_attempt = now
 
     # What is served
 
     def has_lease(self, now: float) -> bool:
-        """Whether this node may serve as leader. Checked at the time of use, not by events."""
+        """Whether this node may serve as leader.
+
+        Call it at each use: a lease ends without an event.
+        """
         return now < self._lease_until
 
     def leads(self, shard: int, now: float) -> bool:
@@ -201,7 +205,7 @@ class Member:
         return self._act(now)
 
     def shard_failed(self, shard: int, epoch: int, now: float) -> list[MemberAction]:
-        """A shard could not be opened, or an open one was lost. It is opened again."""
+        """A shard could not be opened, or an open one was fenced. It is opened again."""
         self._observe(now)
         held = self._held.get(shard)
         if (
@@ -256,7 +260,7 @@ class Member:
     # What follows from the inputs
 
     def _observe(self, now: float) -> None:
-        """Note a pause of this process: the controller was not silent in that time."""
+        """After a pause of this process, measure the controller's silence from now."""
         if now - self._seen > 2 * self._timing.heartbeat_interval:
             self._silent_since = now
             self._refusals = 0
@@ -282,7 +286,7 @@ class Member:
         return row.registration if row and row.incarnation == self.node.incarnation else 0
 
     def _heartbeat_soon(self, now: float) -> None:
-        """Combine the heartbeats of changes that follow each other."""
+        """Send a heartbeat within a tenth of an interval: one for several changes."""
         soon = now + self._timing.heartbeat_interval / 10
         self._next_heartbeat = min(self._next_heartbeat, soon)
 
@@ -296,7 +300,7 @@ class Member:
             self._cut_off_at = now + self._timing.session_timeout
             actions.append(LeaseRegained() if self._is_serving else LeaseLost())
         if not self._is_serving and not self._is_cut_off and now >= self._cut_off_at:
-            # A node without others is the only one that can lead: clients wait for it.
+            # If there is no other node, none can take over the shards: clients wait for this one.
             self._is_cut_off = any(one != self.node.node_id for one in self._image.nodes)
             if self._is_cut_off:
                 actions.append(CutOff())
@@ -325,7 +329,7 @@ class Member:
         for shard, epoch in epochs.items():
             held = self._held.setdefault(shard, _HeldShard(epoch))
             if held.epoch != epoch or held.state is not HeldState.WAITING:
-                continue  # With another epoch it is being closed.
+                continue  # A shard with another epoch is being closed.
             if self._image.shards[shard].successor != NO_NODE:
                 self._close(shard, held, now, actions)
             elif self.has_lease(now) and now >= held.retry_at:
@@ -345,24 +349,24 @@ class Member:
             return
         is_forced = (
             now - self._silent_since >= self._timing.force_after + self._jitter + self._turn()
-            # Pulsar works, and meanwhile two more heartbeats were not answered.
+            # Two refusals show that Pulsar answers while the controller does not.
             and self._refusals >= 2
         )
         self._move_role(LeadRole.TRYING)
         actions.append(TryToLead(is_forced))
 
     def _turn(self) -> float:
-        """How much later than the node with the lowest id this one uses force, in seconds.
+        """Seconds by which this node uses force later than the node with the lowest id.
 
-        Taking the role takes tenths of a second on a busy machine. A node that uses force meanwhile
-        would replace a controller that works.
+        On a busy machine, a node needs some tenths of a second to become the controller. A node
+        that used force in that time would replace the new controller.
         """
         silent = NO_NODE if self._controller is None else self._controller.node_id
         before = sum(one < self.node.node_id and one != silent for one in self._image.nodes)
         return 2 * self._timing.heartbeat_interval * min(before, MAX_TURNS)
 
     def _attempt_at(self) -> float:
-        """When to try to lead if nothing is heard until then."""
+        """When to try to lead, unless the controller answers before; infinity for never."""
         if self._role is not LeadRole.FOLLOWING or self._is_leaving:
             return float("inf")
         if self._has_no_controller():
@@ -373,7 +377,7 @@ class Member:
     def _has_no_controller(self) -> bool:
         """Whether the log shows that no process is the controller.
 
-        An earlier process with this node's id is gone, because an id is used once at a time.
+        A former process with this node's id has ended: only one at a time can use an id.
         """
         row = self._controller
         return (

@@ -1,7 +1,7 @@
 """Places shards on nodes: sticky, balanced rendezvous hashing.
 
-The loads of two nodes differ by at most one shard. A shard moves only if its node is gone, or if
-its node has more than its share; no assignment with these loads moves fewer shards.
+The numbers of shards of two nodes differ by at most one. A shard moves only if its node has left or
+has more than its share. No assignment with these numbers moves fewer shards.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hashlib import blake2b
 def place(
     shards: Iterable[int], nodes: Iterable[int], current: Mapping[int, int]
 ) -> dict[int, int]:
-    """The node of each shard. Empty if there are no nodes.
+    """Return the node id of each shard; empty if there are no nodes.
 
-    `current` is the node of each shard now; shards without one, or with one that is not in `nodes`,
-    are placed on the nodes with free shares.
+    `current` has the present node of each shard. A shard without one, or whose node is not in
+    `nodes`, is placed on a node that has less than its share.
     """
     shards, nodes = sorted(set(shards)), sorted(set(nodes))
     if not nodes:
@@ -27,7 +27,7 @@ def place(
     for shard in shards:
         held.get(current.get(shard, -1), free).append(shard)
     share, remainder = divmod(len(shards), len(nodes))
-    # The nodes with the greatest loads keep one more, so that fewer shards move.
+    # The nodes with the most shards keep one more, so that fewer shards move.
     by_load = sorted(nodes, key=lambda node: (-len(held[node]), node))
     room = {}
     for rank, node in enumerate(by_load):

@@ -1,6 +1,6 @@
-"""Keeps the rows of a table in memory: loaded at start, then changed by other gateways.
+"""Keeps the rows of a table in memory: loads them at the start, then applies later changes.
 
-Tables of the whole cluster are written by one gateway, the controller. The others apply its rows.
+The controller writes the tables of the whole cluster. The other gateways apply its changes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ async def load_and_follow(
     apply: Callable[[bytes, bytes | None], None],
     changed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `apply` with each row, and later with each that another gateway changes (None: deleted).
+    """Call `apply(key, row)` for each row, and later for each changed row (None: deleted).
 
-    `changed` is called after each set of later changes. `name` is the table's name in the log. A
-    later row that `apply` cannot read is logged and left out: the rows in memory stay in force.
+    `changed` is called after each set of later changes. `name` is the table's name in log messages.
+    If `apply` raises for a later row, the row is logged and ignored.
 
-    Raises StorageError, and what `apply` raises for a row that exists already.
+    Raises StorageError, and what `apply` raises for a row that is loaded at the start.
     """
     table.watch(partial(_apply_changes, name, apply, changed))
     for key, row in await table.items():

@@ -3,27 +3,29 @@
 Clocks of different processes are never compared: a node counts its lease from its own time of
 sending a heartbeat, the controller counts the session from its own time of receipt.
 
-The controller subtracts from each lease the time since it asked for the last confirmation of its
-role. So each lease that it has given ends at most `lease` after that, and another process can take
-the role only after that. The new controller starts a full session for every node. So no node serves
-after its session has ended if
+The controller shortens each lease by the time since it requested the last confirmation of its role.
+So all its leases end at most `lease` after that request. Another process can take the role only
+after that request, and then starts a full session for every node. So no node serves after its
+session has ended if
 
     lease < session_timeout
 
-with a margin for clocks of different rates: 7 % in each direction. It does not matter when the role
-is taken, so force may be used long before leases end: after `force_after` of silence, which is up
-to 1.8 s with the jitter of a node, when at least 2.2 s of the other nodes' leases have not passed
-(2.55 s less one interval between confirmations). They go on serving if the new controller answers
-within the difference. That is the node with the lowest id; the next ones wait longer
-(`Member._turn`).
+with a margin for clocks of different rates: 7 % in each direction. This holds whenever the role is
+taken, so force may be used before leases end. With a session timeout of 3 s, a node uses force
+after 1.5 s of silence (`force_after`) and its jitter of up to 0.3 s. At the beginning of the
+silence, the other nodes' leases had at least 2.2 s left (2.55 s less the age of the last
+confirmation, up to one heartbeat interval). So the other nodes serve without a gap if the new
+controller answers within 0.4 s. These times are those of the node with the lowest id; nodes with
+higher ids use force later (`Member._turn`).
 
-The node of a controller that hangs cannot be asked. Its lease is shorter, because its controller is
-in the same process, so its session at the controller that replaced it by force is shorter, too:
+The node of a controller that hangs may hang as well, or may still serve. Its lease is shorter,
+because its controller is in the same process. So the controller that replaced it by force can give
+it a shorter session:
 
     controller_lease < controller_session            (with the same margin)
     session_timeout <= force_after + controller_session
 
-The second line is for leases that the node had from an earlier controller.
+The second condition covers leases that an earlier controller gave this node.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionTiming:
-    """`SessionTiming.of(session_timeout)` returns the times that belong together.
+    """Times in seconds. `SessionTiming.of(session_timeout)` derives all others from the timeout.
 
-    `lease` and `controller_lease` (of the controller's own node) count from the confirmation of the
-    role. The controller acts for `role_lease` after a confirmation. A node tries to become
-    controller after the silence `lead_after`, and by force after `force_after`. A node whose
-    presence was lost has `gone_session` for its next heartbeat. `moves_at_once` limits the shards
-    that change their leader as planned at the same time.
+    `lease` and `controller_lease` (of the controller's own node) count from the request for the
+    last confirmation of the role. The controller acts for `role_lease` after that request. A node
+    tries to become controller after `lead_after` of silence, by force after `force_after`. A node
+    that the present controller replaced by force has a session of `controller_session`. A node
+    whose presence was lost has `gone_session` for its next heartbeat. At most `moves_at_once`
+    planned moves of shards are under way at the same time.
     """
 
     session_timeout: float

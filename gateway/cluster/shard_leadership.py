@@ -1,7 +1,7 @@
 """The shards that this gateway leads, and their states.
 
-`lead` and `resign` say what is wanted; each shard then moves there step by step. Requests for a
-shard that opens are held, because old clients fail on COORDINATOR_LOAD_IN_PROGRESS.
+`lead` and `resign` set the wanted state; each shard then changes its state step by step. Requests
+for a shard that is being opened are held, because old clients fail on COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -62,14 +62,17 @@ class ShardStore(Protocol):
 
 
 class ShardPart(Protocol):
-    """What one part of the gateway keeps of each open shard."""
+    """A part of the gateway that has state for each open shard, for example its groups."""
 
     async def open_shard(self, shard: int, slices: TimeSlices) -> None:
-        """Load the shard, which is open in the store, in `slices`. Raises StorageError."""
+        """Load the shard, which is open in the store already. Raises StorageError.
+
+        `slices` limits the rows that are loaded in one reactor turn.
+        """
         ...
 
     async def close_shard(self, shard: int) -> None:
-        """Forget the shard, also one that is partly loaded. Its requests fail from now on.
+        """Discard the shard, also if it is only partly loaded. Its requests fail from now on.
 
         No effect if the shard is not loaded.
         """
@@ -78,10 +81,12 @@ class ShardPart(Protocol):
 
 @dataclass(slots=True)
 class _Shard:
-    """`epoch` is that of the current opening, `wanted` the one to lead with, None not to lead.
+    """`epoch` is the leader epoch of the last opening, -1 before the first.
 
-    `is_expected` is set while another gateway hands the shard over to this one, `is_busy` while a
-    coroutine opens or closes it. `opened` is the result that requests wait for.
+    `wanted` is the epoch to lead with, None not to lead. `is_expected` is set while another gateway
+    hands the shard over to this one, `is_busy` while a coroutine opens or closes it, `is_awaited`
+    from the first request that waits for it until it is open. `opened` and `closed` fire at the
+    next change to that state.
     """
 
     number: int
@@ -118,7 +123,7 @@ class ShardLeadership:
         self.may_serve: Callable[[], bool] = _always
         """Whether this gateway may serve at this moment as the leader of its open shards."""
         self._serving: SharedResult[None] | None = None
-        """Fires when this gateway may serve again; None while it may."""
+        """Fires when held requests must check again; None unless suspended."""
         self._suspended_at = 0.0
         """When `suspend` was called."""
         self._is_refusing = False
@@ -157,13 +162,16 @@ class ShardLeadership:
         return self._shards[shard].wanted is not None
 
     def suspend(self) -> None:
-        """Hold requests until `resume`: `may_serve` is false. Shards stay open."""
+        """Hold requests for open shards until `resume`, because `may_serve` is false."""
         if self._serving is None:
             self._serving = SharedResult()
             self._suspended_at = self._clock.seconds()
 
     def refuse(self) -> None:
-        """Hold nothing until `resume`: other gateways lead the shards meanwhile."""
+        """Refuse requests for open shards instead of holding them, until `resume`.
+
+        Other gateways lead these shards by now.
+        """
         self._is_refusing = True
         self._recheck_held()
 
@@ -175,8 +183,9 @@ class ShardLeadership:
             serving.succeed(None)
 
     def require(self, shard: int) -> bool:
-        """Return whether the shard is open and may be served, False if not yet. Raises
-        NotLeader.
+        """Return whether the shard may be served now; False if it will be, so that `wait` helps.
+
+        Raises NotLeader.
         """
         one = self._shards[shard]
         if one.wanted is None:
@@ -186,11 +195,10 @@ class ShardLeadership:
         return one.state is ShardState.OPEN and self.may_serve()
 
     async def wait(self, shard: int, seconds: float) -> None:
-        """Return once the shard is open and may be served. Raises NotLeader, also after
-        `seconds`.
+        """Return once the shard is open and may be served.
 
-        If the gateway has not been permitted to serve for `seconds`, this raises at once: requests
-        that are held take memory, which others then wait for.
+        Raises NotLeader, at the latest after `seconds`; at once if the gateway has already been
+        suspended for `seconds`, because held requests take memory that other requests need.
         """
         deadline = self._clock.seconds() + seconds
         while not self.require(shard):
@@ -211,14 +219,14 @@ class ShardLeadership:
 
     async def _wait_until_serving(self, seconds: float) -> None:
         if self._serving is None:
-            # The lease has just ended. The node suspends this soon, or resumes it at once if its
-            # next lease begins before that.
+            # The lease has ended, but the node has not called `suspend` yet. It calls it soon, or
+            # calls `resume` if its next lease begins before that.
             self.suspend()
         assert self._serving
         await self._serving.with_timeout(self._clock, seconds)
 
     def _left_to_hold(self, seconds: float) -> float:
-        """Seconds until no more requests are held, `seconds` after the gateway was suspended."""
+        """Seconds until held requests are refused: `seconds` after the gateway was suspended."""
         if self._is_refusing:
             return 0
         now = self._clock.seconds()
@@ -233,14 +241,14 @@ class ShardLeadership:
     async def wait_for_all(self, deadline: float) -> None:
         """Return once all shards that this gateway leads are open.
 
-        Raises NotLeader, also at `deadline` (seconds of the clock).
+        Raises NotLeader, at the latest at `deadline`, a time of the clock in seconds.
         """
         for one in self._shards:
             if one.wanted is not None:
                 await self.wait(one.number, deadline - self._clock.seconds())
 
     def lead(self, shard: int, epoch: int) -> None:
-        """Lead a shard with this leader epoch. A shard that is open with another is reopened."""
+        """Lead a shard with this leader epoch. If it is open in another epoch, it is reopened."""
         self._want(self._shards[shard], epoch)
 
     def expect(self, shards: Container[int]) -> None:
@@ -249,7 +257,7 @@ class ShardLeadership:
             one.is_expected = one.number in shards
 
     def resign(self, shard: int) -> None:
-        """Stop leading a shard. Requests are refused at once; the shard is released once closed."""
+        """Stop leading a shard: refuse its requests at once, then close it."""
         self._want(self._shards[shard], None)
 
     async def close(self) -> None:
@@ -261,8 +269,8 @@ class ShardLeadership:
                 await one.closed
 
     def _lost(self, shard: int, reason: str) -> None:
-        """Another process has fenced a shard, which is closed in the store."""
-        _log.warning("shard lost", shard=shard, reason=reason)
+        """Another process has fenced a shard. The store has closed it."""
+        _log.warning("shard fenced, closing it", shard=shard, reason=reason)
         self._want(self._shards[shard], None)
 
     def _want(self, one: _Shard, epoch: int | None) -> None:
@@ -277,7 +285,7 @@ class ShardLeadership:
         self._proceed(one)
 
     def _recheck_held(self) -> None:
-        """Let requests that are held until this gateway may serve check their shard again."""
+        """Let held requests check again whether this gateway leads their shard."""
         if self._serving is not None:
             waiting, self._serving = self._serving, SharedResult()
             waiting.succeed(None)
@@ -296,7 +304,7 @@ class ShardLeadership:
             call(one.number, state)
 
     def _proceed(self, one: _Shard) -> None:
-        """Begin the next step towards what is wanted. A running step calls this at its end."""
+        """Begin the next step towards the wanted state. A running step calls this at its end."""
         if one.is_busy:
             return
         if one.state is ShardState.CLOSED:
@@ -341,7 +349,9 @@ class ShardLeadership:
             is_open = True
         except StorageError as failure:
             if one.wanted == one.epoch and self.may_serve():
-                _log.warning("shard not opened, retried", shard=one.number, reason=str(failure))
+                _log.warning(
+                    "opening a shard failed, retrying", shard=one.number, reason=str(failure)
+                )
         finally:
             if not is_open and one.wanted == one.epoch:
                 await self._release(one.number)
@@ -375,4 +385,4 @@ class ShardLeadership:
         try:
             await self._store.close_shard(shard)
         except StorageError as failure:
-            _log.warning("shard not closed in the store", shard=shard, reason=str(failure))
+            _log.warning("closing a shard in the store failed", shard=shard, reason=str(failure))

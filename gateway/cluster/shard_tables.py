@@ -33,11 +33,11 @@ class ShardTables:
         return rows
 
     def close(self, shard: int) -> None:
-        """Forget the table of a shard; no effect if it is not open."""
+        """Discard the table of a shard; no effect if it is not open."""
         self._tables.pop(shard, None)
 
     def find(self, shard: int) -> StateTable | None:
-        """The table of a shard, None if it is not open. Each opening has another table."""
+        """The table of a shard, None if it is not open. Each opening creates a new table object."""
         return self._tables.get(shard)
 
     def shard_of_name(self, name: str) -> int:

@@ -1,8 +1,8 @@
 """The cluster as clients and handlers see it: nodes, the controller and the leader of each shard.
 
-It may be behind: a leader that is no longer one refuses requests itself (`shard_leadership`).
+The view may be out of date: a former leader refuses requests itself (`shard_leadership`).
 
-The controller also knows how far the nodes have replayed the metadata log (`ReplayProgress`).
+`ReplayProgress` is how far the nodes have replayed the metadata log, which the controller knows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage.shards import name_shard
 
-#: Stands for an unknown node or leader epoch.
+#: An unknown node or leader epoch.
 UNKNOWN = -1
 
 #: Advertised (host, port) by listener name.
@@ -32,9 +32,10 @@ class Node:
 class NodeReplay:
     """How far a node has replayed the metadata log, by its last heartbeat.
 
-    `revision` is what it had replayed, of `end` (UNKNOWN before the first heartbeat). `heard` is
-    the time of the heartbeat, `caught_up` when the node last had replayed everything, both in
-    seconds of the controller's clock, None if unknown.
+    `revision` is the last revision that it had replayed, `end` the last revision of the log at that
+    time; both UNKNOWN before the first heartbeat. `heard` is the time of the heartbeat, `caught_up`
+    the last time at which the node had replayed the whole log, both in seconds of the controller's
+    clock, None if unknown.
     """
 
     node_id: int
@@ -54,10 +55,10 @@ class ReplayProgress:
         return self._nodes.get(node_id) or NodeReplay(node_id)
 
     def heard(self, node_id: int, revision: int, end: int, now: float) -> None:
-        """A heartbeat has arrived. `end` is the revision of the log at this time.
+        """Record a heartbeat. `end` is the last revision of the log at the time `now`.
 
-        A node that has replayed what was the end at its last heartbeat was caught up at that time
-        (LeaderState.ReplicaState of Kafka).
+        If the node has replayed up to the end that the log had at the previous heartbeat, it counts
+        as caught up at the time of that heartbeat (LeaderState.ReplicaState of Kafka).
         """
         last = self.of(node_id)
         caught_up = last.caught_up
@@ -102,7 +103,7 @@ class ClusterView:
         return list(self._nodes_of(listener).values())
 
     def find_node(self, node_id: int, listener: str) -> Node | None:
-        """A live gateway, None if it is not alive or does not have this listener."""
+        """A live gateway, None if it is not alive, has no such listener, or this one is cut off."""
         return self._nodes_of(listener).get(node_id)
 
     def _nodes_of(self, listener: str) -> dict[int, Node]:
@@ -120,7 +121,7 @@ class ClusterView:
         return self._leaders[shard]
 
     def epoch_of(self, shard: int) -> int:
-        """The leader epoch of a shard, UNKNOWN if it never had a leader."""
+        """The leader epoch of a shard, UNKNOWN if it has never had a leader."""
         return self._epochs[shard]
 
     def coordinator_of(self, name: str) -> int:
@@ -134,7 +135,7 @@ class ClusterView:
         self.version += 1
 
     def set_cut_off(self, is_cut_off: bool) -> None:
-        """While this gateway is cut off from the cluster, clients find no nodes here."""
+        """Set whether this gateway is cut off from the cluster; if so, `nodes` is empty."""
         self._is_cut_off = is_cut_off
         self._nodes.clear()
         self.version += 1

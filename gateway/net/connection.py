@@ -256,7 +256,7 @@ class KafkaConnection(Protocol):
         return self._dispatch.is_idle
 
     def time_out_appends(self) -> None:
-        """Answer what waits for the store as if its timeout had passed. Never raises."""
+        """Answer the appends that wait for the store as if they had timed out. Never raises."""
         try:
             self._dispatch.time_out_appends()
         except Exception as failure:  # noqa: BLE001 - the caller has other connections

@@ -1,7 +1,7 @@
-"""Requests that run at the controller: both sides, the gateway that was asked and the controller.
+"""Requests that run at the controller: forwards them there, and executes forwarded ones.
 
 The controller decodes, authorizes, executes and audits a forwarded request as if its client were
-connected to it. Traffic log and quotas belong to the gateway that was asked.
+connected to it. The gateway that received the request writes the traffic log and applies quotas.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from gateway.traffic.counters import count_errors
 from gateway.traffic.recorder import NULL_RECORDER
 from gateway.traffic.usage import UsageCounters
 
-#: Bytes of a request body from which it is decoded on another thread: the 5,000 elements that it
-#: may hold take about 10 ms. Produce is excluded, because it consists mostly of records, which are
+#: Requests of at least this many bytes are decoded on another thread: a body may contain 5,000
+#: elements, which take about 10 ms. Produce is excluded: it consists mostly of records, which are
 #: not decoded, and of at most `produce_codec.MAX_PARTITIONS` partitions.
 LARGE_BODY_BYTES = 16 << 10
 
-#: Minimum seconds for a request whose client allows less, down to 0.
+#: Minimum timeout of a forwarded request, in seconds: clients may send a timeout of 0.
 _MIN_SECONDS = 1.0
 
 
 def decode(route: Route, frame: bytearray, header: RequestHeader, scope: TenantScope | None) -> Any:
-    """Decode a request, with the names that the gateway uses. Raises Refused if it is malformed."""
+    """Decode a request, with internal topic names. Raises Refused if it is malformed."""
     try:
         request = route.decode(frame, header.body, header.api_version)
         return request if scope is None else request_from_client(request, header.api_version, scope)
@@ -63,7 +63,7 @@ def decode(route: Route, frame: bytearray, header: RequestHeader, scope: TenantS
 async def forward(route: Route, header: RequestHeader, frame: bytearray, caller: Caller) -> Any:
     """Return the controller's reply to a request of an API that runs there.
 
-    If there is none, the reply has an error for each item of the request.
+    If the controller does not reply, return a reply with an error for each item of the request.
     """
     assert route.refuse_items is not None
     request = await _decode(route, header, frame, caller)
@@ -94,7 +94,7 @@ async def forward(route: Route, header: RequestHeader, frame: bytearray, caller:
 
 
 def _seconds(request: Any) -> float:
-    """The time that the client allows, within the limits; the maximum if its API has no timeout."""
+    """The request's timeout in seconds, within limits; the maximum if its API has none."""
     timeout_ms: int | None = getattr(request, "timeout_ms", None)
     if timeout_ms is None:
         return REQUEST_SECONDS
@@ -109,7 +109,10 @@ async def _decode(route: Route, header: RequestHeader, frame: bytearray, caller:
 
 
 def serve_calls(calls: Calls, broker: Broker, revision: Callable[[], int]) -> None:
-    """Execute what other gateways ask of the controller. `revision` is the metadata log's."""
+    """Execute calls of other gateways to the controller.
+
+    `revision` returns the last replayed revision of the metadata log.
+    """
     calls.serve(FORWARD, partial(_execute, broker, revision))
     calls.serve(CREATE_TOPIC, partial(_create_topic, broker, revision))
     calls.serve(ALLOCATE_PRODUCER_IDS, partial(_allocate_producer_ids, broker))

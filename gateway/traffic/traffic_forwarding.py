@@ -1,4 +1,4 @@
-"""Appends rows to the traffic topic at its leader, if that is another gateway."""
+"""Appends rows to the traffic topic if another gateway leads its partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from records import read_header
 
 APPEND_ROWS = "append-traffic-rows"
 
-#: Seconds for one attempt.
+#: Timeout of one attempt, in seconds.
 CALL_SECONDS = 10.0
 
 
@@ -35,9 +35,10 @@ class TrafficForwarding:
         return self._cluster.leader_of(topic.shard_of(0, self._cluster.shard_count))
 
     async def append(self, topic: TopicState, batch: bytes) -> None:
-        """Append a batch at the leader. After an error it may have been appended.
+        """Append an encoded record batch at the leader.
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if a later attempt may succeed.
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if a later attempt may succeed. The batch may have
+        been appended in spite of an error.
         """
         try:
             await self._calls.call(self._leader_of(topic), APPEND_ROWS, batch, CALL_SECONDS)
@@ -48,7 +49,7 @@ class TrafficForwarding:
 
 
 def serve_traffic_rows(calls: Calls, topics: Topics, now: Callable[[], int]) -> None:
-    """Append the rows of other gateways. `now()` is in ms since 1970."""
+    """Append batches that other gateways send. `now()` returns milliseconds since 1970."""
     calls.serve(APPEND_ROWS, partial(_append, topics, now))
 
 

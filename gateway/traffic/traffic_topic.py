@@ -1,7 +1,7 @@
 """Writes the rows of the traffic log to a topic, for consumers that read them as they arrive.
 
-All gateways of a cluster write to its one partition, through the gateway that leads it. After a
-failure there, rows may be in the topic twice; they are equal in `process` and `sequence`.
+All gateways of a cluster write to its only partition, through the gateway that leads it. If that
+gateway fails, rows may be stored twice; both have the same `process` and `sequence`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from storage.plain_records import PlainBatch, PlainRecord
 #: batches.
 BATCH_BYTES = 256 << 10
 
-#: Seconds for which a batch is tried again while the partition moves to another gateway, and
-#: between two attempts.
+#: Seconds for which the append of a batch is retried while the partition moves to another gateway,
+#: and seconds between two attempts.
 MOVE_SECONDS, RETRY_SECONDS = 30.0, 0.5
 
-#: Errors of a partition that moves, or of a topic whose controller does.
+#: Errors while the partition moves to another gateway, or while there is no controller.
 _MOVING = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
@@ -71,7 +71,7 @@ class TopicSink:
         self._appending: SharedResult[None] | None = None
 
     def put(self, block: bytes, lines: int) -> None:
-        """Queue a block of whole lines, or drop it."""
+        """Queue a block of `lines` whole lines, or drop it if too many bytes wait."""
         if self._bytes + len(block) > self._max_bytes:
             self._dropped.add(lines, f"{TRAFFIC_TOPIC}: the store is too slow")
             return
@@ -82,7 +82,7 @@ class TopicSink:
             self._start(self._append_all())
 
     async def stop(self, seconds: float) -> None:
-        """Append what waits, for at most `seconds`."""
+        """Append the queued rows, for at most `seconds`. Rows still queued count as dropped."""
         if self._appending is None:
             return
         try:
@@ -115,7 +115,7 @@ class TopicSink:
                 self._dropped.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
 
     async def _append_while_moving(self, batch: bytearray, now: int) -> None:
-        """Append a batch, and try again while the partition moves to another gateway."""
+        """Append a batch. Retries while the partition moves to another gateway."""
         until = self._clock.seconds() + MOVE_SECONDS
         while True:
             try:

@@ -88,7 +88,7 @@ class LedShards:
         self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
         self._opening: dict[tuple[str, int], int] = {}
-        """Logs that are being opened, with the revision at the beginning."""
+        """By topic and partition of a log that is being opened: the revision when that began."""
         self._deleted = DeletedPartitions(
             admin.properties, self.delete_partition_state, settings.refresh_seconds, reactor
         )
@@ -164,7 +164,7 @@ class LedShards:
     def applied_revision(self) -> int:
         """`SharedStore.applied_revision`.
 
-        A producer that is created after its topic was deleted would recreate the topic.
+        A producer that is created after the deletion of its topic would recreate the topic.
         """
         begun = [
             revision

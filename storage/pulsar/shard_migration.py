@@ -68,9 +68,9 @@ logger = logging.getLogger(__name__)
 class ShardMigration:
     """`new_table` creates a `PulsarTable` of that name, not open.
 
-    This process must be the controller. `confirm` raises Fenced if it has ceased to be it. It is
-    awaited after a table is fenced and before the table is changed: the tables of another
-    controller, which has migrated the store meanwhile, stay as they are.
+    This process must be the controller. `confirm` raises Fenced if another process has become the
+    controller. It is awaited after a table is fenced and before the table is changed, because the
+    other controller may have migrated the store in the meantime.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ShardMigration:
         return rows
 
     async def _fill_all(self, shards: Sequence[Rows]) -> None:
-        """Make these the rows of the shards. No other shard is opened after a failure."""
+        """Make `shards` the rows of the shards. After a failure, no further shard is opened."""
         queue = deque(enumerate(shards))
 
         async def work() -> None:

@@ -1,11 +1,11 @@
 """Messages between gateways, through non-persistent topics.
 
-Nothing is stored: a message is passed on by the broker's memory, and lost if no reader is connected
-or the reader is slow. Each inbox is a partitioned topic with one partition. Its metadata is
-durable, so that both ends reconnect after a restart of the broker; a topic without partitions would
-be gone then.
+Nothing is stored. The broker passes messages on from memory, and drops them if no reader is
+connected or the reader is slow. Each inbox is a partitioned topic with one partition. The metadata
+of a partitioned topic is durable, so both ends reconnect after a restart of the broker. A topic
+without partitions would no longer exist.
 
-Messages are read by a thread: the library's single listener thread can be blocked by other topics.
+A thread reads the messages, because other topics can block the library's single listener thread.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX
 
 WAITING_MESSAGES = 1000
 WAITING_BYTES = 4 * MAX_CALL_BYTES
-"""Limits on messages to one receiver that the broker has not taken; more are dropped."""
+"""Limits on messages to one receiver that the broker has not acknowledged. More are dropped."""
 
 RECEIVED_MESSAGES = 1000
-"""Prefetch of an inbox. What arrives while it is full is dropped by the broker."""
+"""Prefetched messages of an inbox. While there are as many, the broker drops new ones."""
 
 POLL_MS = 500
-"""How long a read waits before the thread checks whether it should end."""
+"""How long one read waits; after it, the thread checks whether it should end."""
 
 REOPEN_SECONDS = 0.5
 
@@ -129,8 +129,8 @@ class InboxReader:
 class Outbox:
     """Sends messages to one node, in order.
 
-    The producer is created for the first message. If it fails, waiting messages are dropped, and
-    the next attempt is made after `REOPEN_SECONDS`.
+    The producer is created for the first message. If that fails, waiting messages are dropped. So
+    are new ones for `REOPEN_SECONDS`; after that, the next message causes another attempt.
     """
 
     def __init__(self, client: PulsarClient, reactor: Reactor, topic: str) -> None:
@@ -225,7 +225,7 @@ class Outbox:
         if not self._is_dropping and not self._is_closed:
             self._is_dropping = True
             log.warning(
-                "messages to another gateway are dropped topic=%s reason=%s", self._topic, reason
+                "dropping messages to another gateway topic=%s reason=%s", self._topic, reason
             )
 
     def _drop_producer(self) -> None:

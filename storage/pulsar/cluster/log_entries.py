@@ -1,8 +1,8 @@
 """Bursts of the metadata log as messages: the rows, then a row with the revision.
 
-A burst is one batch and so one entry, which is stored atomically. Since the revision is its last
-message, it is complete when the revision arrives. Compaction keeps that message of the last burst
-only, so what remains of an older one is not taken for a burst.
+A burst is one batch and so one entry, which is stored atomically. The revision is its last message,
+so the burst is complete when the revision arrives. Compaction removes the revisions of all bursts
+but the last, so the remaining rows of an older burst are not mistaken for a burst.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ REVISION_KEY = b"revision"
 _REVISION = struct.Struct(">Q")
 
 Place = tuple[int, int]
-"""Ledger and entry."""
+"""Ledger id and entry id."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogBurst:
+    """All rows that were stored together, None for deleted ones."""
+
     revision: int
     rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class EndMarker:
-    """A message written to know when everything before it has been read."""
+    """A message with a token. A reader that receives it has read everything before it."""
 
     token: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRevision:
-    """An entry ended without a revision: it was compacted."""
+    """An entry ended without a revision, because it was compacted."""
 
 
 LogEvent = LogBurst | EndMarker | MissingRevision
@@ -47,9 +49,10 @@ def encode_revision(revision: int) -> bytes:
 
 
 class BurstReader:
-    """Puts messages of the log together again, entry by entry.
+    """Assembles bursts from the messages of the log.
 
-    `place` is that of the last entry with a revision. `foreign` counts messages of other writers.
+    `place` is that of the last entry with a revision, None before the first. `foreign` counts
+    messages that are not rows of the log.
     """
 
     def __init__(self) -> None:
@@ -59,7 +62,7 @@ class BurstReader:
         self._rows_place: Place | None = None
 
     def add(self, place: Place, key: str, data: bytes) -> list[LogEvent]:
-        """What is complete with this message."""
+        """Add one message. Returns the events that it completes."""
         found: list[LogEvent] = []
         if self._rows and place != self._rows_place:
             self._rows = {}
@@ -82,5 +85,5 @@ class BurstReader:
         return found
 
     def leftover(self) -> Rows:
-        """Rows of an entry whose revision was not read."""
+        """The rows of the present entry, whose revision has not been read."""
         return self._rows

@@ -1,13 +1,14 @@
 """Keeps the replayed rows of the metadata log up to date.
 
-The compacted topic is loaded once, to its end as the broker knows it, and then its end is read
-(`log_tail`). Whenever a burst is missing, the topic is loaded again and the difference delivered.
-A load is repeated if the topic was compacted or moved meanwhile, for the reasons given in
-`tables/table_loader.py`, or if it is older than what was replayed before.
+The compacted topic is loaded once, to its end as the broker reports it. After that, new messages
+are read as they arrive (`log_tail`). If a burst is missing, the topic is loaded again and the
+difference is delivered. A load is repeated if the topic was compacted or moved in the meantime, for
+the reasons given in `tables/table_loader.py`, or if the loaded rows are older than the replayed
+ones.
 
-Unlike a state table's owner, a follower cannot write an end marker. It needs none: the last burst
-always keeps its revision, so the end is not compacted away, and a burst after a wrong end arrives
-by the tail or shows by its revision that others are missing.
+Unlike the owner of a state table, a follower cannot write an end marker, and needs none. The last
+burst always keeps its revision, so compaction does not remove the end. If the broker reports an end
+too early, the later bursts arrive by the tail, or their revisions show that bursts are missing.
 """
 
 from __future__ import annotations
@@ -41,27 +42,27 @@ RELOAD_SECONDS = 0.5
 """Pause before a failed load is repeated."""
 
 MARKER_SECONDS = 2.0
-"""How long an end marker may take to arrive by the tail, before the log is loaded instead."""
+"""How long to wait for an end marker from the tail before the log is loaded instead."""
 
 END_MS = 1000
-"""How long a message that the broker announced may take."""
+"""How long to wait for a message that the broker has announced."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """All rows at a revision. `place` is the entry of the last burst."""
+    """All rows at a revision. `place` is the entry of the last burst, None for an empty log."""
 
     rows: dict[bytes, bytes]
     revision: int
     place: Place | None
     has_end: bool
-    """Whether the end marker that was searched for was found."""
+    """Whether the given end marker was found."""
 
 
 def read_log(client: PulsarClient, topic: str, end: bytes | None) -> LoadedLog:
-    """Read the compacted topic to its end, or to an end marker. Blocking."""
+    """Read the compacted topic to its end, or to the end marker with this token. Blocks."""
     reader = client.reader(
         topic,
         pulsar.MessageId.earliest,
@@ -87,14 +88,14 @@ def read_log(client: PulsarClient, topic: str, end: bytes | None) -> LoadedLog:
             left = bursts.leftover()
             for event in bursts.add((place.ledger_id(), place.entry_id()), key, message.data()):
                 if isinstance(event, LogBurst):
-                    # One delivered twice must not undo the ones after it.
+                    # A burst that is delivered again must not undo later ones.
                     if event.revision >= revision:
                         update(rows, event.rows)
                         revision = event.revision
                 elif isinstance(event, EndMarker):
                     has_end = event.token == end
                 else:
-                    # What compaction left of an older burst.
+                    # The rows that compaction left of an older burst.
                     update(rows, left)
     finally:
         close(reader)
@@ -137,7 +138,7 @@ class LogFollower:
         self._is_failing = False
 
     async def open(self) -> None:
-        """Load the rows and begin to follow. Raises StorageFailed."""
+        """Load the rows and begin to follow the log. Raises StorageFailed."""
         await self.load()
 
     def close(self) -> None:
@@ -148,7 +149,7 @@ class LogFollower:
             arrived.fail(LogClosed("the metadata log is closed"))
 
     async def reach(self, store_marker: Callable[[bytes], Awaitable[None]]) -> None:
-        """Replay everything up to an end marker, which `store_marker` stores with a given token.
+        """Replay everything up to a new end marker, which `store_marker(token)` stores.
 
         Raises StorageFailed, and what `store_marker` raises.
         """
@@ -164,7 +165,7 @@ class LogFollower:
             self._markers.pop(token, None)
 
     async def load(self, end: bytes | None = None) -> None:
-        """Load all rows, at least up to the end marker if one is given, and follow from there.
+        """Load all rows, at least up to the end marker `end` if given, then follow the log.
 
         Raises StorageFailed.
         """

@@ -1,10 +1,10 @@
-"""Reads the end of the metadata log, in a thread, as other processes write to it.
+"""Reads new messages of the metadata log in a thread.
 
-A plain reader, not one of the compacted topic: after a reconnection, a compacted reader may
-continue after the compacted data (see `tables/table_loader.py`). The follower recognizes missing
-bursts by their revision, and bursts that are delivered again.
+The reader does not read the compacted topic, because after a reconnection it might then skip
+messages (see `tables/table_loader.py`). By the revisions, the follower recognizes bursts that are
+missing or delivered again.
 
-The library's single listener thread is not used: a topic whose messages are not taken blocks it.
+The library's single listener thread is not used: a topic with slow consumers blocks it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from storage.pulsar.cluster.log_entries import BurstReader, LogEvent, MissingRev
 from storage.pulsar.log.offset_index import Position
 
 POLL_MS = 500
-"""How long a read waits before the thread checks whether it should end."""
+"""How long one read waits; after it, the thread checks whether it should end."""
 
 IDLE_POLLS = 4
-"""Polls without a message before the broker is asked whether there is one."""
+"""Consecutive empty reads before the broker is asked whether there is a message."""
 
 REOPEN_SECONDS = 0.5
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class LogTail:
-    """Calls `on_event` in the reactor thread for everything from `start`, inclusive."""
+    """Calls `on_event` in the reactor thread for each event from the entry `start`, inclusive."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class LogTail:
                 message = read_next(POLL_MS)
             except pulsar.Timeout:
                 idle += 1
-                # Without a connection the question would wait for one, and keep the process from
-                # ending properly.
+                # Without a connection, `has_message_available` waits for one and delays the end of
+                # the process.
                 if idle % IDLE_POLLS == 0 and reader.is_connected():
                     # A reader may miss messages without an error, for example if it starts at the
                     # end of a ledger that was closed.
@@ -100,7 +100,7 @@ class LogTail:
                 continue
             if self._is_failing:
                 self._is_failing = False
-                log.warning("metadata log is read again topic=%s", self._topic)
+                log.warning("reading the metadata log resumed topic=%s", self._topic)
             idle = 0
             is_late = False
             try:

@@ -1,4 +1,4 @@
-"""What one gateway shares with others on Pulsar."""
+"""Creates the metadata log, the presence and the inbox of one gateway on Pulsar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from storage.pulsar.settings import PulsarSettings
 class PulsarClusterMedium:
     """A `ClusterMedium`, with the client and admin API of the store.
 
-    `log_client` is a client for the metadata log alone. A broker closes the connection of a
-    producer that still sends after it was fenced: a controller that is replaced must not lose the
-    connection of its partitions as well.
+    `log_client` is used only for the metadata log. A broker closes the connection of a producer
+    that still sends after it was fenced. With a separate client, a controller that is replaced does
+    not lose the connection of its partitions as well.
     """
 
     def __init__(

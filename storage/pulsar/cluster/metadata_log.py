@@ -1,11 +1,12 @@
 """The metadata log on a compacted topic, written by the process that holds the store's lock.
 
-The lock decides which process writes; fencing the topic ends the writing of its predecessor, whose
-last bursts are stored before the end marker that the new writer reads up to.
+The process that holds the lock is the writer. It fences the topic, so its predecessor can no longer
+write, then writes an end marker and replays the log up to it. All bursts of the predecessor precede
+the marker.
 
-A burst is applied when it is acknowledged or when it arrives by the follower, whichever is first.
-After a failed burst an end marker is written and awaited, so the next burst has the revision that
-follows whatever was stored.
+A burst is applied when it is acknowledged or when the follower reads it, whichever is first. After
+a failed burst, the writer writes another end marker and waits until it is replayed. So the next
+burst has the right revision, whether the failed one was stored or not.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from storage.pulsar.tables.table_writer import TableWriter, failed
 TABLE = "metadata"
 
 CATCH_UP_SECONDS = 0.5
-"""Pause before the log is read again after a failed burst, if Pulsar does not answer."""
+"""Pause between attempts to replay the log after a failed burst."""
 
 log = logging.getLogger(__name__)
 
 
 class WaitingPut:
-    """Rows to be stored together. `result` fires when they are durable and replayed."""
+    """The rows of one put, and their bytes. `result` fires when they are durable and replayed."""
 
     __slots__ = ("result", "rows", "size")
 
@@ -61,12 +62,12 @@ class WaitingPut:
         if failure is None:
             self.result.callback(None)
         else:
-            # A new exception for each: one that is raised repeatedly grows its traceback.
+            # A new exception for each put: the traceback of one raised repeatedly would grow.
             self.result.errback(type(failure)(str(failure)))
 
 
 class WriterTerm:
-    """What a process has while it is the writer."""
+    """Objects that exist while this process is the writer."""
 
     __slots__ = ("compactor", "writer")
 
@@ -134,7 +135,7 @@ class PulsarMetadataLog:
             try:
                 await writer.open()
                 await self._catch_up(writer)
-                # Another process that took the lock meanwhile may have been fenced here.
+                # The topic of a process that took the lock meanwhile may have been fenced here.
                 await self._lock.confirm()
             except BaseException:
                 await writer.close()
@@ -214,7 +215,7 @@ class PulsarMetadataLog:
         )
 
     async def _send_waiting(self, term: WriterTerm) -> None:
-        """Store the waiting puts, one burst after the other."""
+        """Store the waiting puts, one burst at a time."""
         self._is_sending = True
         try:
             while self._waiting and self._term is term:
@@ -225,7 +226,7 @@ class PulsarMetadataLog:
         finally:
             self._is_sending = False
         if self._waiting and self._term is not None:
-            # This process lost the role and became the writer again meanwhile.
+            # This process lost the role and became the writer again during the last burst.
             Deferred.fromCoroutine(self._send_waiting(self._term))
 
     async def _send_burst(self, term: WriterTerm) -> None:
@@ -258,7 +259,7 @@ class PulsarMetadataLog:
             await self._learn_outcome(term)
 
     async def _learn_outcome(self, term: WriterTerm) -> None:
-        """Replay what was stored of a burst that failed, until Pulsar answers."""
+        """Replay the log after a failed burst. Repeats this until Pulsar answers."""
         while self._term is term:
             try:
                 await self._catch_up(term.writer)
@@ -272,7 +273,7 @@ class PulsarMetadataLog:
                 return
 
     def _lost(self, reason: str, lost: WriterTerm | None = None) -> None:
-        """End this process's term: the lock or the topic was taken."""
+        """End this process's role as the writer: another process took the lock or the topic."""
         term = self._term
         if term is None or (lost is not None and lost is not term):
             return

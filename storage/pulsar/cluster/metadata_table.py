@@ -1,6 +1,6 @@
 """A table of the whole cluster: a section of the metadata log.
 
-All gateways have its rows in memory; the controller writes them.
+The controller writes the rows. All gateways have them in memory.
 """
 
 from __future__ import annotations

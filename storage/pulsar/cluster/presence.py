@@ -2,11 +2,12 @@
 
 The broker refuses a second exclusive producer and releases the first when its connection ends: at
 once if the process was killed, after 30 to 60 s if it hangs or its host is lost. The last message
-names the holder, who repeats it every `lock_beat_seconds`.
+names the holder, which repeats the message every `lock_beat_seconds`.
 
-The controller waits for the topic (`presence_watch`), and may hold it for a moment: when the node
-has gone, and after a restart of the broker, when it can be served before the node itself. A refused
-claim is therefore repeated for `CLAIM_SECONDS`, and a holder that lost the topic claims it again.
+The controller waits for the exclusive producer (`presence_watch`) and may hold it for a moment:
+when the node has ended, or after a restart of the broker, if the controller connects before the
+node. So a refused claim is repeated for `CLAIM_SECONDS`, and a holder that lost the topic claims it
+again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CLAIM_SECONDS = 3.0
 RETRY_SECONDS = 0.1
 
 CHECK_SECONDS = 0.5
-"""Interval at which the holder looks whether its producer is connected, without I/O."""
+"""Interval at which the holder checks, without I/O, whether its producer is connected."""
 
 Access = pulsar.ProducerAccessMode
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class PulsarPresence:
         await self._watcher.close()
 
     def _open(self, holder: NodeHolder) -> Deferred[Any]:
-        """Open the producer and announce `holder`. Fails with Fenced if the topic is taken."""
+        """Open the producer and send `holder`. Fails with Fenced if the topic is taken."""
 
         def open_and_announce() -> Any:
             producer = self._client.producer(self._topic, Access.Exclusive)
@@ -138,8 +139,9 @@ class PulsarPresence:
         self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        """Send a message if one is due, or if the producer lost its connection: does it still hold
-        the topic?
+        """Send a message if one is due, or if the producer is disconnected.
+
+        The result shows whether this process still holds the topic.
         """
         self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
         producer, wake = self._producer, self._client.reactor_calls
@@ -163,7 +165,7 @@ class PulsarPresence:
         self._is_beat_in_flight = False
         if result not in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
             return
-        log.warning("node id refused by Pulsar, claiming it again topic=%s", self._topic)
+        log.warning("node id lost in Pulsar, claiming it again topic=%s", self._topic)
         self._producer = None
         if self._timer:
             self._timer.cancel()
@@ -210,9 +212,9 @@ class PulsarPresence:
     def _in_use(self, node_id: int, holder: NodeHolder | None) -> str:
         who = "a process that has not announced itself" if holder is None else describe(holder)
         return (
-            f"node id {node_id} is in use by {who}: start this gateway with another --node-id or "
-            "without one, or stop that process. Pulsar releases the id at once if the process was "
-            "killed, and within a minute if it hangs or its host is lost"
+            f"node id {node_id} is in use by {who}: start this gateway with another --node-id, or "
+            "without --node-id, or stop that process. Pulsar releases the id at once if the "
+            "process was killed, and within a minute if it hangs or its host is lost"
         )
 
 

@@ -1,11 +1,11 @@
-"""Waits until node ids are free: a producer that is created when the node's own is closed.
+"""Waits until node ids are free, by producers that the broker creates when the node's is closed.
 
-Creation is asynchronous and needs no thread. It has a separate client, because it ends with the
-client's operation timeout and the broker keeps what timed out in its queue, and because closing the
-client is the only way to stop waiting.
+The creation is asynchronous and needs no thread. The watches have a separate client, because a wait
+needs a long operation timeout (a request that timed out stays in the broker's queue), and because
+only closing the client ends a wait early.
 
-The wait also ends while the node lives, if the broker restarts and serves it before the node. The
-producer is closed at once, so that the node can claim its id again.
+A wait also ends although the node is alive if the broker restarts and the watcher connects before
+the node. The producer is closed at once, so that the node can claim its id again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import table_topic
 
 WAIT_SECONDS = 1_000_000.0
-"""Operation timeout of the waiting client: eleven days, after which it waits again."""
+"""Operation timeout of the watching client, about eleven days. After it, the wait is repeated."""
 
 RETRY_SECONDS = 0.5
 
@@ -41,7 +41,7 @@ def node_topic(settings: PulsarSettings, node_id: int) -> str:
 
 
 class NodeWatch:
-    """`on_gone` is None for a watch that was stopped."""
+    """The watch of one node. `on_gone` is None once it was stopped."""
 
     __slots__ = ("on_gone",)
 
@@ -59,7 +59,7 @@ class PresenceWatcher:
         self._watches: dict[int, NodeWatch] = {}
 
     def watch(self, node_id: int, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """`Presence.watch`. Raises StorageFailed if there are too many."""
+        """`Presence.watch`. Raises StorageFailed if there are MAX_NODES watches already."""
         active = [one for one in self._watches.values() if one.on_gone]
         if len(active) >= MAX_NODES:
             raise StorageFailed(f"{MAX_NODES} nodes are watched already")
@@ -90,7 +90,7 @@ class PresenceWatcher:
                 log.debug("closing the client that watches nodes failed: %s", error)
 
     async def _wait(self, node_id: int, watch: NodeWatch) -> None:
-        """Wait for one node until it has gone or the watch was stopped."""
+        """Wait until a node has ended, then call `on_gone` unless the watch was stopped."""
         while self._watches.get(node_id) is watch:
             try:
                 result, producer = await self._producer(node_topic(self._settings, node_id))
@@ -111,7 +111,7 @@ class PresenceWatcher:
                     watch.on_gone()
 
     async def _producer(self, topic: str) -> tuple[Any, Any]:
-        """The library's result and producer, once it is created."""
+        """Wait for the exclusive producer. Returns the library's result and the producer."""
         client = await self._opened()
         created: Deferred[tuple[Any, Any]] = Deferred()
 

@@ -1,7 +1,8 @@
-"""The replayed state of the metadata log, in whichever way its bursts arrive.
+"""The replayed rows of the metadata log.
 
-Each burst of puts has a revision, one more than the burst before. So a burst that arrives twice is
-recognized, and so is a missing one.
+A burst (puts that are stored together) arrives when this process has written it, by the tail of the
+log, or as part of a load. Each burst has a revision, one more than the burst before, by which a
+burst that arrives twice is recognized, and so is a missing one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Replay:
-    """Rows, their revision, and the calls that wait for one."""
+    """Rows, their revision, and the callers that wait for a revision."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -41,7 +42,7 @@ class Replay:
         return True
 
     def replace(self, revision: int, rows: Mapping[bytes, bytes]) -> bool:
-        """Replace all rows by loaded ones. Returns False if those are older."""
+        """Replace all rows by loaded ones. Returns False, without a change, if those are older."""
         if revision < self.revision:
             return False
         changed: dict[bytes, bytes | None] = {
@@ -63,7 +64,7 @@ class Replay:
         await reached
 
     def close(self) -> None:
-        """Fail calls of `wait_for`, pending and later ones."""
+        """Fail pending and later calls of `wait_for` with LogClosed."""
         self._is_closed = True
         waiting, self._waiting = self._waiting, []
         for _, reached in waiting:

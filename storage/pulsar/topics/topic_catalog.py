@@ -115,7 +115,7 @@ class TopicCatalog:
         self._refresher.hasten(0)
 
     async def lead(self, all_replayed: Callable[[], Awaitable[None]] = _at_once) -> None:
-        """As `start_leading`, but list all topics before this returns.
+        """Like `start_leading`, but list all topics before returning.
 
         Writes the difference to the log. Topics that the log does not have are read, the others in
         turn by refreshes.

@@ -1,4 +1,4 @@
-"""Nodes on one medium: who leads what, after each kind of failure."""
+"""Nodes on one medium: which node leads which shards, after each kind of failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]
 
 
 def counts(*processes: NodeProcess) -> list[int]:
-    """Number of open shards of each. They are disjoint, complete, and as each of them sees it."""
+    """Sorted numbers of open shards. Asserts that each is open once, and that all views agree."""
     led = [process.open_shards for process in processes]
     assert set.union(*led) == ALL
     assert sum(map(len, led)) == SHARDS
@@ -117,7 +117,7 @@ def connect_again(group: NodeGroup, process: NodeProcess) -> None:
     process.medium.resume()
 
 
-def test_shards_opened_by_their_next_leader_are_given_up(group):
+def test_former_leader_closes_shards_that_the_next_leader_opened(group):
     one, two = group.join(1), group.join(2)
     cut_off(group, two)
     group.run(TIMING.session_timeout + 0.1)
@@ -203,7 +203,7 @@ def test_controller_without_messages_is_replaced_by_force(group):
 def test_timer_of_a_node_is_at_least_one_millisecond_long(group, monkeypatch):
     one = group.join(1)
     now = group.clock.seconds()
-    # A deadline that has passed: the timer would fire at once, for ever.
+    # A deadline that has passed: without a minimum, the timer would fire again and again.
     monkeypatch.setattr(Member, "next_deadline", property(lambda member: now))
     one.node._on_timer()
     timers = [call.getTime() - now for call in group.clock.getDelayedCalls()]
@@ -244,7 +244,7 @@ def test_last_node_leaves_at_once(group):
     assert leaving.result is None
 
 
-def test_leaving_ends_in_time_without_a_controller(group):
+def test_leaving_without_a_controller_ends_at_its_timeout(group):
     one, two = group.join(1), group.join(2)
     group.medium.loses = lambda node_id, message: True
     leaving = Started(two.membership.leave(1))
@@ -275,7 +275,7 @@ def test_shards_that_were_not_handed_over_in_time_are_closed_and_not_opened_agai
     assert two.node._member.has_left
 
 
-def test_role_taken_by_force_ends_the_term(group):
+def test_controller_replaced_by_force_stops_acting(group):
     one, two = group.join(1), group.join(2)
     taking = Started(two.medium.log.acquire(True))
     group.run(0.1)
@@ -353,7 +353,7 @@ def test_changes_of_nodes_are_logged(group, caplog):
     assert events(caplog) == [
         (
             "node left the cluster",
-            {"node": 2, "reason": "its process has ended or lost Pulsar"},
+            {"node": 2, "reason": "its process ended or lost its connection to Pulsar"},
         ),
         ("shards led by this gateway", {"count": SHARDS}),
     ]
@@ -384,7 +384,7 @@ def test_node_whose_row_is_unreadable_registers_again(group):
     assert counts(one, two) == [4, 4]
 
 
-def test_lines_about_shards_do_not_depend_on_their_number(group, caplog):
+def test_number_of_log_lines_does_not_depend_on_number_of_shards(group, caplog):
     caplog.set_level(logging.INFO)
     group.join(1)
     group.run(1)

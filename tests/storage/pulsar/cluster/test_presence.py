@@ -60,7 +60,7 @@ async def test_killed_process_is_noticed_and_its_id_is_free(bench: PulsarCluster
 async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
     bench: PulsarClusterBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As when a restarted broker serves the waiting controller before the node."""
+    """As after a restart of the broker, if the controller connects before the node."""
     one, two = await bench.process("one"), await bench.process("two")
     taken: list[str] = []
     one.presence.when_taken(taken.append)
@@ -70,7 +70,7 @@ async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
     await threads.deferToThread(
         client.create_producer, topic, access_mode=Access.ExclusiveWithFencing
     )
-    await until(lambda: "node id refused by Pulsar" in caplog.text)
+    await until(lambda: "node id lost in Pulsar" in caplog.text)
     await threads.deferToThread(client.close)
     await until(lambda: "node id claimed again" in caplog.text)
     with pytest.raises(NodeIdInUse, match=rf"in use by one \(process {os.getpid()} "):
@@ -79,7 +79,7 @@ async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
 
 
 @ensureDeferred
-async def test_holder_learns_of_another_process_with_its_id(bench: PulsarClusterBench) -> None:
+async def test_loss_of_the_id_to_another_process_is_reported(bench: PulsarClusterBench) -> None:
     one, two = await bench.process("one"), await bench.process("two")
     taken: list[str] = []
     one.presence.when_taken(taken.append)
