@@ -136,7 +136,7 @@ def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
 
 
 def test_worker_whose_supervisor_ended_before_it_asked_for_a_signal_ends(tmp_path: Path) -> None:
-    """Its parent is another process then, here that of the test."""
+    """Its parent is then another process, here the test's."""
     with open(os.devnull, "wb") as ready:
         role = f"0,{ready.fileno()},{os.getppid()}"
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,4 +1,4 @@
-"""Inboxes of several gateways in memory, with a delay, losses and repetitions."""
+"""Inboxes of several gateways in memory; messages can be delayed, lost and repeated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from storage.cluster import MAX_CALL_BYTES
 class FakeInboxes:
     """Messages arrive `delay` seconds after they were sent.
 
-    `loses(sender, target)` is asked for each message; `copies` is how often each one arrives. As in
-    `Inbox`, a message has at most MAX_CALL_BYTES; one byte is for its kind.
+    A message is lost if `loses(sender, target)` returns true. Others arrive `copies` times. As in
+    `Inbox`, a message has at most MAX_CALL_BYTES, with the byte for its kind that a node adds.
     """
 
     def __init__(self, clock: Clock, delay: float = 0.01) -> None:
@@ -25,7 +25,7 @@ class FakeInboxes:
         self.receivers: dict[int, Callable[[bytes], None]] = {}
 
     def sender(self, node_id: int) -> Callable[[int, bytes], None]:
-        """The sending side of a gateway."""
+        """Return the `send` function of a gateway: its arguments are a target and a message."""
 
         def send(target: int, message: bytes) -> None:
             if len(message) + 1 > MAX_CALL_BYTES:

@@ -1,7 +1,7 @@
 """A controller and a follower with real brokers, connected by fake inboxes.
 
-The follower's store has its own medium. It replays the controller's tables and topics when it waits
-for a revision.
+The follower has a separate store. The rows of the controller's tables and topics are copied to it
+when it waits for a revision.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GatewayPair:
             self.replay()
 
     def replay(self) -> None:
-        """Apply the controller's tables and topics to the follower."""
+        """Copy the rows of the controller's tables and topics to the follower."""
         source, target = self.controller.store, self.follower.store
         for name, rows in source.medium.tables.items():
             known: dict[bytes, bytes | None] = dict.fromkeys(target.medium.tables.get(name, {}))

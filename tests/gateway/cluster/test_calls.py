@@ -1,4 +1,4 @@
-"""Calls are executed at most once, whatever happens to their messages."""
+"""Calls are executed at most once, also if messages are lost, repeated or late."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_call_without_an_answer_ends_at_its_deadline(gateways: ConnectedCalls) -
     assert not gateways.one._pending_by_target
 
 
-def test_requests_are_repeated_less_and_less_often(gateways: ConnectedCalls) -> None:
+def test_pause_between_repeated_requests_doubles(gateways: ConnectedCalls) -> None:
     gateways.inboxes.loses = lambda *_: True
     gateways.start(timeout=20)
     gateways.run(30)

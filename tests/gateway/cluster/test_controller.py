@@ -75,7 +75,7 @@ class Harness:
                 self.perform(self.controller.on_confirmed(self.now, self.now))
 
     def beat(self, node_id=1, incarnation=None, registration=None, **state):
-        """A heartbeat; returns whether the node is known, None without an answer."""
+        """Send a heartbeat. Returns `is_known` of the reply, None without a reply."""
         row = self.image.nodes.get(node_id)
         incarnation = incarnation or f"p{node_id}"
         if registration is None:
@@ -95,7 +95,7 @@ class Harness:
         return self.beat(node_id, ready=tuple(led), **state)
 
     def wait(self, seconds, *nodes):
-        """Time passes, with heartbeats of these nodes."""
+        """Let time pass. These nodes send heartbeats."""
         for _ in range(round(seconds * 10)):
             self.now = round(self.now + 0.1, 1)
             self.perform(self.controller.tick(self.now))
@@ -103,7 +103,7 @@ class Harness:
                 self.ready(node_id)
 
     def end_session(self, node_id):
-        """The node's presence is lost, and no heartbeat follows."""
+        """Report the loss of the node's presence. No heartbeat follows."""
         self.perform(self.controller.on_gone(node_id, self.now))
         self.now += 0.25
         self.perform(self.controller.tick(self.now))
@@ -205,7 +205,7 @@ def test_shard_that_is_not_ready_counts_as_moving_and_stops_no_other():
 
 
 def test_leaving_node_hands_over_its_shards_although_others_are_not_ready():
-    """One after another: those of node 1 are more than may move."""
+    """It hands over one at a time, because more shards of node 1 are not ready than may move."""
     one = two_nodes()
     one.controller._timing = SessionTiming.of(moves_at_once=1)
     mine = [shard for shard, leader in enumerate(one.leaders) if leader == 2]
@@ -274,7 +274,7 @@ def paused(one):
 
 
 @pytest.mark.parametrize("disturbance", [unconfirmed, paused])
-def test_loss_of_a_presence_does_not_shorten_a_session_for_a_session_after_a_disturbance(
+def test_loss_of_a_presence_has_no_effect_for_a_session_timeout_after_a_disturbance(
     disturbance,
 ):
     one = two_nodes()
@@ -287,7 +287,7 @@ def test_loss_of_a_presence_does_not_shorten_a_session_for_a_session_after_a_dis
 
 
 def successor_of(one, image_row):
-    """Node 2 becomes the controller after node 1; `image_row` was silent."""
+    """Node 2 becomes the controller after node 1. By force, it replaced `image_row` if not None."""
     return Harness(one.image, NodeRow(2, "p2", 0, {}), image_row)
 
 
@@ -303,7 +303,7 @@ def test_presence_of_the_previous_controllers_node_counts_at_once():
     [
         (ControllerRow(1, "p1", 1), 1.5),
         (None, 3.0),
-        # The node of another controller than the one that was silent.
+        # The silent controller was not the last one in the log.
         (ControllerRow(3, "p3", 0), 3.0),
     ],
 )
@@ -315,7 +315,7 @@ def test_session_of_a_controller_that_was_replaced_by_force_is_shorter(replaced,
     assert one.leaders == [2] * 4
 
 
-def test_controller_that_was_replaced_and_is_heard_has_a_full_session():
+def test_replaced_controllers_node_has_a_full_session_after_a_heartbeat():
     one = successor_of(two_nodes(), ControllerRow(1, "p1", 1))
     one.ready(1)
     one.wait(2.9, 2)
@@ -517,13 +517,13 @@ def test_controller_without_the_role_does_nothing():
     assert len(one.actions) == before
 
 
-def test_resigned_controller_is_named_by_no_row():
+def test_resigning_writes_a_controller_row_without_a_node():
     one = two_nodes()
     one.perform(one.controller.resign(one.now))
     assert one.image.controller == ControllerRow(NO_NODE, "", 1)
 
 
-def test_move_is_not_begun_for_more_shards_than_allowed():
+def test_at_most_the_allowed_number_of_shards_move_at_once():
     image = ClusterImage()
     one = Harness(image)
     one.controller._timing = SessionTiming.of(moves_at_once=1)

@@ -1,4 +1,4 @@
-"""The reply of a follower is that of the controller, and each request is executed at most once."""
+"""A follower returns the controller's reply, and each request is executed at most once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.gateway.cluster.gateway_pair import CONTROLLER, FOLLOWER, GatewayPair
 from tests.gateway.handlers.handler_calls import decode_response
 from tests.gateway.security.requests_by_api import error_codes, request_of
 
-#: Values beside the plausible ones, so that the request succeeds.
+#: Values that replace those of `request_of`, so that the requests succeed.
 VALUES: dict[ApiKey, dict[str, Any]] = {
     ApiKey.CREATE_TOPICS: {"name": "new", "assignments": [], "configs": []},
     ApiKey.DELETE_TOPICS: {"name": "orders", "topic_names": ["orders"]},
@@ -52,7 +52,7 @@ FORWARDED = sorted(
     }
 )
 LATEST = sorted(dict(FORWARDED).items())
-#: Ids of new topics differ.
+#: Requests whose replies contain random ids, those of new topics.
 RANDOM = {(ApiKey.CREATE_TOPICS, 7)}
 
 
@@ -82,7 +82,7 @@ def decoded(message: Any, reply: bytes, version: int) -> Any:
 def codes(message: Any, reply: bytes, version: int) -> set[int]:
     found = decoded(message, reply, version)
     if message.API_KEY == ApiKey.CREATE_TOPICS:
-        # Without the errors of configs.
+        # `error_codes` would include the error codes of configs.
         return {row.error_code for row in found.topics}
     return error_codes(found)
 
@@ -130,7 +130,7 @@ def test_created_topic_is_visible_at_the_follower_before_the_reply() -> None:
 
 
 @pytest.mark.parametrize(("key", "version"), LATEST)
-def test_rights_are_those_of_the_client(key: ApiKey, version: int) -> None:
+def test_forwarded_request_is_authorized_as_its_client(key: ApiKey, version: int) -> None:
     pair = make_pair(authorizer="acls", super_users="User:admin")
     authorizer = pair.controller.broker.authorizer
     assert isinstance(authorizer, AclAuthorizer)
@@ -250,7 +250,7 @@ def test_reply_is_sent_although_the_change_is_not_visible_yet() -> None:
 
 @pytest.mark.parametrize(("broker_id", "code"), [("1", 0), ("2", 42), ("", 0)])
 def test_configs_of_a_broker_are_altered_at_that_broker(broker_id: str, code: int) -> None:
-    """Clients ask the broker with the id; the controller stores the change."""
+    """Clients send the request to the broker with the id. The controller stores the change."""
     pair = make_pair()
     message = IncrementalAlterConfigsRequest(
         resources=[
@@ -328,7 +328,7 @@ def test_error_of_creating_a_topic_is_that_of_the_controller() -> None:
     assert asked.failure.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_topic_that_is_not_visible_yet_can_be_asked_for_again() -> None:
+def test_created_topic_that_is_not_visible_yet_is_a_retriable_error() -> None:
     pair = make_pair()
     pair.is_replaying = False
     asked = Started(pair.follower.broker.topics.find_or_create("new"))
@@ -374,7 +374,7 @@ def test_gateway_that_becomes_the_controller_creates_topics_and_producer_ids() -
     assert producer_id.result == 0
 
 
-def test_lost_replay_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_for_the_replay_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     pair = make_pair()
     message = request_for(ApiKey.CREATE_TOPICS, 7)
     access: Any = pair.follower.broker.controller

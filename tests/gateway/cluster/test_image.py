@@ -54,11 +54,11 @@ def test_replayed_rows_are_the_image_and_deleted_rows_are_gone():
         (ShardRow(7, 5, 4), b"\x94\x07\x05\x04\xff"),
     ],
 )
-def test_row_keeps_its_bytes(row, stored):
+def test_encoding_of_rows_does_not_change(row, stored):
     assert encode_row(row) == stored
 
 
-def test_keys_keep_their_bytes():
+def test_encoding_of_keys_does_not_change():
     assert [cluster_key(), controller_key(), node_key(7), shard_key(31), addresses_key(7)] == [
         b"cluster-row\0",
         b"controller\0",

@@ -59,7 +59,7 @@ class Harness:
         return self.member.on_reply(reply, now)
 
     def opened(self, now=100.0):
-        """The shard 0 is led in epoch 3 and open."""
+        """Lead and open shard 0 in epoch 3."""
         self.reply(self.register(now), now)
         assert OpenShard(0, 3) in self.rows(now, shard=ShardRow(1, 8, 3))
         self.member.shard_opened(0, 3, now)
@@ -67,7 +67,7 @@ class Harness:
 
 
 def run(member, start, end, kind):
-    """Tick each 0.1 s; time and action of the first action of this kind."""
+    """Tick every 0.1 s. Returns the time and the first action of this kind; None without one."""
     for step in range(round((end - start) * 10) + 1):
         now = start + step / 10
         for action in member.tick(now):
@@ -173,7 +173,10 @@ def test_node_of_the_former_controller_process_tries_to_lead_at_once():
 
 
 def attempts(member, now):
-    """Tick at each deadline; all attempts to lead are refused. Their times, up to one by force."""
+    """Tick at each deadline and refuse all attempts to lead.
+
+    Returns the times of the attempts, up to the first one by force.
+    """
     found = []
     while True:
         for action in member.tick(now):

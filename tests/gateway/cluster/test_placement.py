@@ -1,4 +1,4 @@
-"""Balance, stickiness and the number of moves."""
+"""Placement is balanced, keeps shards where they are, and moves as few as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each owner of rows of the whole cluster applies those that another gateway wrote."""
+"""Rows of the whole cluster that another gateway wrote take effect here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLES = ["acls", "scram-credentials", "client-quotas", "broker-configs", "group
 
 
 class Pair:
-    """A gateway that writes, and one that applies what it wrote."""
+    """A gateway that writes rows, and one that applies them."""
 
     def __init__(self) -> None:
         options: dict[str, Any] = {"authorizer": "acls", "super_users": "User:admin", "node_id": 1}

@@ -1,4 +1,4 @@
-"""The times of sessions and leases fit together."""
+"""The conditions of `session_timing` hold."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_node_that_has_replayed_everything_is_caught_up():
 
 def test_node_behind_a_growing_log_was_caught_up_at_its_last_heartbeat():
     replay = ReplayProgress()
-    # What it had replayed at 2.0 was the end at 1.0, and so on: always one heartbeat behind.
+    # At 2.0 it had replayed up to the end at 1.0, and so on: always one heartbeat behind.
     for now, revision, end in ((1.0, 5, 7), (2.0, 7, 9), (3.0, 9, 12)):
         replay.heard(2, revision, end, now)
     assert replay.of(2) == NodeReplay(2, 9, 12, 3.0, 2.0)

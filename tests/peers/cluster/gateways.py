@@ -18,14 +18,15 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from tests.peers.chaos.servers import GatewayDied, RetryingGateway
 from tests.testkit.gateway import Peer
 
-#: Until all partitions are led again; the limits of the cluster add up to about 10 s.
+#: Seconds until all partitions must have leaders again. The timeouts of a cluster add up to about
+#: 10 s; a busy machine may take longer.
 LED_SECONDS = 300.0
 LATEST = -1
 
 
 class Gateways:
     """`store` are the arguments for the store, `settings` are passed with --set. The nodes have the
-    ids 1 to `count`. `stores` has the arguments of nodes that reach the store in another way.
+    ids 1 to `count`. `stores` has, by node id, other arguments for the store, for example a proxy.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Gateways:
             node.end()
 
     def controller(self) -> int:
-        """Node id of the controller, as the first gateway that runs knows it."""
+        """Node id of the controller, as reported by the first gateway that runs."""
         return self.until(lambda: describe_cluster(self.peer()).controller_id, lambda it: it > 0)
 
     def peer(self, seconds: float = 60.0) -> Peer:
-        """A connection to the first gateway that accepts one. Raises OSError."""
+        """Connect to the first gateway that runs. Raises OSError."""
         for node in self.nodes.values():
             if node.is_running():
                 return node.peer(seconds)
@@ -85,7 +86,10 @@ class Gateways:
         is_enough: Callable[[Any], bool],
         seconds: float = LED_SECONDS,
     ) -> Any:
-        """The first result that is enough. Failed connections are tried again."""
+        """Call `look` until `is_enough(result)`; return the result. Failed connections are retried.
+
+        Raises GatewayDied after `seconds`.
+        """
         end, found = time.monotonic() + seconds, None
         while time.monotonic() < end:
             try:
@@ -98,8 +102,9 @@ class Gateways:
         raise GatewayDied(f"not within {seconds:.0f} s: {found!r}\n{self.log()}")
 
     def wait_until_led(self, topic: str, nodes: Sequence[int] | None = None) -> dict[int, int]:
-        """Wait until all partitions are served by their leaders, and all nodes agree which these
-        are. With `nodes`, until exactly these lead partitions. Returns the leaders.
+        """Wait until all partitions are served by leaders on which all nodes agree.
+
+        With `nodes`, wait until exactly these nodes lead partitions. Returns the leaders.
         """
         running = [number for number, node in self.nodes.items() if node.is_running()]
         return self.until(
@@ -159,8 +164,9 @@ def metadata(peer: Peer, *topics: str) -> Any:
 
 
 def leaders(peer: Peer, topic: str) -> dict[int, int]:
-    """The leader of each partition; empty if one has none, or the topic is not known, or the
-    gateway is cut off.
+    """The leader of each partition.
+
+    Empty if a partition has none, if the topic is unknown, or if the gateway is cut off.
     """
     topics = metadata(peer, topic).topics
     if not topics:

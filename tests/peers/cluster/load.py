@@ -1,6 +1,4 @@
-"""Clients that work through the failures of gateways: an idempotent producer and groups of clients
-of several generations.
-"""
+"""Clients that run while gateways fail: an idempotent producer, groups of old and new clients."""
 
 from __future__ import annotations
 
@@ -26,16 +24,16 @@ from tests.testkit.gateway import MIB, Peer
 from tests.testkit.verifiable import TOPIC
 
 PARTITIONS = 12
-#: Between two rounds of the producer, which sends one record to each partition.
+#: Seconds between two rounds of the producer, which sends one record to each partition.
 ROUND_SECONDS = 0.02
-#: After a failure each client must do something within this time, on a busy machine.
+#: Seconds within which each client must make progress after a failure, on a busy machine.
 RECOVER_SECONDS = 300.0
 ANSWERS = 3 * PARTITIONS
-#: Between two queries of the committed offsets, and for an answer.
+#: Seconds between two queries of the committed offsets, and seconds to wait for an answer.
 PAUSE_SECONDS, ASK_SECONDS = 0.3, 5.0
 #: While the coordinator moves, librdkafka 1.0 passes the errors of commits on to the application.
 NOT_RETRIED = ("NOT_COORDINATOR_FOR_GROUP", "_NODE_UPDATE")
-#: Errors of commits after an outage that was longer than the session of a member.
+#: Errors of commits after an outage longer than the session timeout of a member.
 EXPIRED = ("CommitFailed", "UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS")
 
 _PROGRAMS = Path(__file__).parent.parent / "groups" / "members"
@@ -45,8 +43,8 @@ def _program(name: str) -> Callable[[], Sequence[str]]:
     return lambda: [sys.executable, str(_PROGRAMS / name)]
 
 
-#: Java 0.9.0.1 and librdkafka 1.0 as in a chaos run, and two current libraries, one of them with
-#: the protocol of KIP-848.
+#: Java 0.9.0.1 and librdkafka 1.0, as in `tests/peers/chaos`, and two current libraries, one of
+#: them with the protocol of KIP-848.
 LIBRARIES = (
     *GROUPS[:2],
     GroupLibrary("kafka-python", _program("kafka_python_member.py")),
@@ -80,12 +78,12 @@ class SteadyProducer:
         self._thread.join()
 
     def longest_gap(self) -> float:
-        """The longest time of a partition without acknowledgement since the last call."""
+        """Longest pause of a partition's acknowledgements since the last call, in seconds."""
         gaps, self._gaps = self._gaps, {}
         return max(gaps.values(), default=0.0)
 
     def stop(self) -> None:
-        """Send nothing more, without waiting."""
+        """Stop sending. Does not wait for acknowledgements."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -122,7 +120,7 @@ class SteadyProducer:
 
 
 class GroupClient(ChaosMember):
-    """A member whose errors are kept."""
+    """A member that keeps its errors in `failed`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -182,8 +180,9 @@ class ClusterLoad:
         self._stack.close()
 
     def wait_for_progress(self) -> float:
-        """Wait until each partition has new acknowledgements, and each group has committed up to
-        these. Returns the seconds that this took.
+        """Wait until each partition has new records, and each group has committed them.
+
+        Returns the seconds that this took.
         """
         began = time.monotonic()
         before = len(self.producer.sent.stored)
@@ -253,7 +252,7 @@ class ClusterLoad:
             time.sleep(0.02)
 
     def _observe(self) -> None:
-        """Ask for the committed offsets of each group, which must not go back."""
+        """Check that the committed offsets of each group never decrease."""
         while not self._is_over.wait(PAUSE_SECONDS):
             for name, commits in self.commits.items():
                 promised = commits.minimums()
@@ -263,7 +262,7 @@ class ClusterLoad:
                     with self._gateways.nodes[node_id].peer(ASK_SECONDS) as peer:
                         answer = committed_offsets(peer, name, PARTITIONS)
                 except (OSError, AssertionError):
-                    # A failure is active; the next answer counts.
+                    # A gateway is failing; the next answer is checked.
                     continue
                 if answer is not None:
                     commits.check(answer, promised)
@@ -276,7 +275,7 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def falling_epochs(gateways: Gateways, topic: str) -> list[str]:
-    """Batches with a lower leader epoch than the batch before them in their partition."""
+    """Describe batches whose leader epoch is lower than that of the batch before."""
     found = []
     for index, leader in gateways.wait_until_led(topic).items():
         with gateways.nodes[leader].peer() as peer:

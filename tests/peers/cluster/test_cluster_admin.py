@@ -1,5 +1,5 @@
-"""Three gateways as one Kafka cluster: what is changed at one is seen at all, and each serves what
-it leads.
+"""Three gateways as one Kafka cluster: changes made at one are visible at all, and each gateway
+serves only the partitions and groups that it leads.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory, pulsar: Tenant) -> Iterat
 
 @pytest.fixture
 def admins(gateways: Gateways) -> dict[int, AdminClient]:
-    """A client of each node."""
+    """An admin client for each node id."""
     return {
         number: AdminClient({"bootstrap.servers": node.bootstrap, "log_level": 0})
         for number, node in gateways.nodes.items()
@@ -92,7 +92,7 @@ def admins(gateways: Gateways) -> dict[int, AdminClient]:
 
 
 def at_each(gateways: Gateways, look: Callable[[Peer], Any]) -> list[Any]:
-    """What each node answers."""
+    """Return the result of `look` at each node."""
     found = []
     for node in gateways.nodes.values():
         with node.peer() as peer:
@@ -101,7 +101,7 @@ def at_each(gateways: Gateways, look: Callable[[Peer], Any]) -> list[Any]:
 
 
 def becomes(gateways: Gateways, look: Callable[[Peer], Any], expected: Any) -> None:
-    """Wait until every node gives this answer. Nodes follow the metadata log."""
+    """Wait until `look` returns `expected` at every node; each replays changes at its time."""
     gateways.until(lambda: at_each(gateways, look), lambda found: found == [expected] * NODES)
 
 

@@ -1,5 +1,5 @@
-"""Three gateways under load while one of them is killed, suspended or restarted: nothing that was
-acknowledged is lost or doubled, and no client sees an error.
+"""Three gateways under load while one of them is killed, suspended or restarted: no acknowledged
+record is lost or duplicated, and no client reports an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.testkit.verifiable import TOPIC
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
-#: Longer than a session.
+#: Seconds, longer than a session.
 SUSPENDED_SECONDS = 5.0
 SETTINGS = {"group_initial_rebalance_delay_ms": 0, "offsets_shards": 12}
 
@@ -36,7 +36,7 @@ def gateways(tmp_path: Path, pulsar: Tenant) -> Iterator[Gateways]:
         yield running
 
 
-def test_no_record_is_lost_or_doubled_while_gateways_fail(
+def test_no_record_is_lost_or_duplicated_while_gateways_fail(
     gateways: Gateways, tmp_path: Path
 ) -> None:
     nodes = gateways.nodes

@@ -1,5 +1,5 @@
-"""Rounds of random failures of three gateways and of their Pulsar, from a seed: the guarantees of
-`test_cluster_failures` hold. TESTS_CHAOS_SEED selects another seed.
+"""Random failures of three gateways and of their Pulsar, in rounds: `test_cluster_failures` states
+the guarantees. TESTS_CHAOS_SEED sets the seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SEED, ROUNDS = 44, 15
 SETTINGS = {"group_initial_rebalance_delay_ms": 0, "offsets_shards": 12}
-#: This node's connections to Pulsar can be cut.
+#: Id of the node whose connections to Pulsar can be cut.
 RELAYED = 3
 
 

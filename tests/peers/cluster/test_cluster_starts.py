@@ -1,5 +1,5 @@
-"""Node ids of gateways that join, and gateways that must not join: another process has their node
-id, or an older gateway has the store.
+"""Node ids of gateways that join, and starts that are refused: another process has the node id, or
+a gateway of an older version uses the store.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class SlowLedShards:
         return Started(self.led.log(name, 0))
 
     def delete(self, name: str) -> None:
-        """The metadata log says that the topic is being deleted."""
+        """Delete the topic in the metadata log."""
         del self.topics[name]
         self.revision += 1
 
@@ -92,14 +92,14 @@ def test_deletion_is_applied_once_no_log_of_the_topic_is_being_opened(
     assert shards.led.applied_revision == 10
 
 
-def test_opening_that_fails_delays_no_deletion_any_more(shards: SlowLedShards) -> None:
+def test_failed_opening_no_longer_delays_a_deletion(shards: SlowLedShards) -> None:
     shards.begin("orders")
     shards.delete("orders")
     shards.producer.errback(StorageFailed("no answer"))
     assert shards.led.applied_revision == 8
 
 
-def test_opening_of_another_topic_delays_no_deletion(shards: SlowLedShards) -> None:
+def test_opening_of_another_topic_does_not_delay_a_deletion(shards: SlowLedShards) -> None:
     shards.begin("bills")
     shards.delete("orders")
     assert shards.led.applied_revision == 8

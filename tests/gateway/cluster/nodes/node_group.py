@@ -27,7 +27,10 @@ TIMING = SessionTiming.of(3.0)
 
 
 class SharedShards:
-    """A `SharedStore` without topics. `owners` has who opened each shard last, with its epoch."""
+    """A `SharedStore` without topics.
+
+    `owners` has the last process that opened each shard, and its epoch.
+    """
 
     is_shared = True
     first_epoch = 5
@@ -39,7 +42,7 @@ class SharedShards:
         self.is_leading = False
         self.refuse_shards = False
         self.opening_since: int | None = None
-        """Revision from which on a log of a deleted topic is being opened."""
+        """Revision when the opening of a deleted topic's log began; None: no such log."""
         self._group = group
         self._on_lost: Callable[[int, str], None] = lambda shard, reason: None
 
@@ -97,7 +100,7 @@ class SharedShards:
 
 
 class NodeProcess:
-    """One gateway. `joining` is its start, `failures` the reasons why it cannot go on."""
+    """One gateway. `joining` is its start; `failures` has the reasons passed to `failed`."""
 
     def __init__(self, group: NodeGroup, name: str) -> None:
         self.group = group
@@ -156,9 +159,9 @@ class NodeProcess:
 
 
 class NodeGroup:
-    """`opened` are the shards that were opened, with their epochs, by any process.
+    """`opened` has the shards that any process opened, with their epochs.
 
-    A list of all topics takes `listing_seconds`.
+    Listing all topics takes `listing_seconds`.
     """
 
     def __init__(self) -> None:

@@ -268,7 +268,7 @@ def test_shards_that_were_not_handed_over_in_time_are_closed_and_not_opened_agai
     assert closing.is_done
     assert (two.open_shards, group.opened) == (set(), [])
     assert two.node.has_lease
-    # The controller moves them as soon as it is heard.
+    # The controller moves the shards once messages arrive again.
     group.medium.loses = lambda node_id, message: False
     group.run(1)
     assert one.open_shards == ALL
@@ -329,7 +329,7 @@ def test_controller_does_not_wait_for_a_node_whose_session_has_ended(group):
     assert waiting.result is None
 
 
-def test_waiting_ends_with_the_term(group):
+def test_controller_that_loses_the_role_stops_waiting_for_replay(group):
     one, two = group.join(1), group.join(2)
     two.store.opening_since = two.medium.log.revision
     Started(one.medium.log.put({b"acls\0a": b"1"}))

@@ -1,4 +1,4 @@
-"""How a gateway joins: the node id, a new store, and what keeps it from starting."""
+"""How a gateway joins a cluster: its node id, a new store, and reasons to refuse the start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_nodes_that_start_together_agree_on_one_cluster(group):
     assert sorted(len(process.open_shards) for process in processes) == [2, 3, 3]
 
 
-def test_gateway_that_is_alone_lists_the_topics_before_it_takes_part(group):
+def test_single_gateway_lists_the_topics_before_it_takes_part(group):
     group.listing_seconds = 5
     for _ in range(2):
         process = group.join(1, seconds=4.9)
@@ -128,7 +128,7 @@ def test_node_ids_taken_at_the_same_time_differ(group):
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_restarted_gateways_have_their_ids_by_their_addresses(group, is_killed):
+def test_restarted_gateways_take_the_ids_of_their_addresses(group, is_killed):
     before = [group.join(None, name) for name in "abc"]
     for process in before[:2]:
         process.kill() if is_killed else process.stop()
@@ -155,7 +155,7 @@ def test_id_of_a_gateway_that_left_is_taken_when_no_other_is_free(group):
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_gateway_that_is_alone_keeps_its_id_when_its_address_changes(group, is_killed):
+def test_single_gateway_keeps_its_id_when_its_address_changes(group, is_killed):
     before = group.join(3, "a")
     before.kill() if is_killed else before.stop()
     assert group.join(None, "b").node.node_id == 3

@@ -1,4 +1,4 @@
-"""A gateway that leads only some shards: what it refuses, holds, serves and gives up."""
+"""A gateway that leads only some shards: requests refused, held and served; closing of shards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.records.record_sets import batch
 
 NOT_LEADER, NOT_COORDINATOR = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR
 SHARDS = 4
-#: Partition of `orders` whose shard the tests give up; the shards of the others stay.
+#: Partition of `orders` whose shard the tests close. The shards of other partitions stay open.
 GONE = 1
 
 #: Group APIs with a group in the request.
@@ -74,7 +74,7 @@ def groups_in(shard: int, count: int = 1) -> list[str]:
 
 
 def all_offsets(group_id: str) -> Any:
-    """Asks for all offsets of a group."""
+    """A request row for all offsets of a group."""
     kind = OffsetFetchRequest.OffsetFetchRequestGroup
     return kind(group_id=group_id, member_id=None, member_epoch=-1, topics=None)
 

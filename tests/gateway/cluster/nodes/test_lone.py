@@ -1,4 +1,4 @@
-"""A gateway alone: it leads all shards, with a greater epoch after each start."""
+"""A gateway whose store is not shared leads all shards, in a greater epoch after each start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def store():
 
 @pytest.fixture
 def starting(store, clock):
-    """The start of a lone cluster on a store that does not open shards yet."""
+    """The start of a gateway whose store does not open shards yet."""
     store.refuse_shards = StorageFailed("disk")
     ended(store.open())
     leadership = ShardLeadership(store, clock, ensureDeferred)
@@ -76,7 +76,7 @@ def test_start_waits_until_all_shards_are_open(store, clock, starting):
     assert {shard for shard, _ in store.shards_opened} == {0, 1}
 
 
-def test_start_ends_without_its_shards_after_a_minute(store, clock, starting, caplog):
+def test_start_waits_at_most_a_minute_for_its_shards(store, clock, starting, caplog):
     for _ in range(int(OPEN_SECONDS)):
         assert not starting.is_done
         clock.advance(1)

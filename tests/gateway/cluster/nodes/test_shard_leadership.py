@@ -22,7 +22,7 @@ CLOSED, OPENING, OPEN, CLOSING = ShardState
 
 
 class RecordingPart:
-    """Records what it is asked to do. `refuses` fails openings."""
+    """Records its calls. While `refuses` is set, openings fail."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log, self.refuses = name, log, False
@@ -216,7 +216,7 @@ def test_start_waits_until_the_gateway_may_serve(bench):
     assert Started(bench.leadership.wait_until_serving(5)).is_done
 
 
-def test_start_does_not_wait_for_ever(bench):
+def test_waiting_until_the_gateway_may_serve_times_out(bench):
     bench.leadership.may_serve = lambda: False
     waiting = Started(bench.leadership.wait_until_serving(5))
     bench.clock.advance(5)
@@ -239,7 +239,7 @@ def test_failed_opening_is_logged_only_while_the_shard_may_be_led(bench, caplog)
     assert "opening a shard failed" in caplog.text
 
 
-def test_requests_are_refused_at_once_when_the_gateway_is_suspended_for_long(bench):
+def test_requests_are_refused_at_once_after_a_long_suspension(bench):
     is_permitted = True
     bench.leadership.may_serve = lambda: is_permitted
     bench.leadership.lead(3, 1)

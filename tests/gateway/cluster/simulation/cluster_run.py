@@ -44,7 +44,7 @@ class SimulatedCluster:
     # Processes
 
     def start(self, node_id: int) -> SimulatedProcess:
-        """Start a process, whose clock has another rate."""
+        """Start a process whose clock has a random rate and offset."""
         self._incarnations[node_id] += 1
         process = SimulatedProcess(
             self.pulsar,
@@ -77,7 +77,10 @@ class SimulatedCluster:
     # Running
 
     def run_until(self, condition: Callable[[], bool], timeout: float, step: float = 0.25) -> float:
-        """Run until `condition` holds. Returns the seconds that took; raises Violated."""
+        """Run until `condition` holds. Returns the seconds that this took.
+
+        Raises Violated after `timeout`.
+        """
         start = self.time.now
         while not condition():
             if self.time.now - start > timeout:
@@ -89,7 +92,7 @@ class SimulatedCluster:
         return f"served {self.served()}, nodes {sorted(self.checks.image.nodes)}"
 
     def is_recovered(self) -> bool:
-        """All shards are served, by the nodes that the log names, with balanced loads."""
+        """Whether the nodes that the log names serve all shards, and have balanced loads."""
         image = self.checks.image
         served = self.served()
         if set(served) != set(range(self.rules.shard_count)):
@@ -117,11 +120,11 @@ class SimulatedCluster:
         return self.is_recovered() and self.time.now - self.checks.last_write > QUIET
 
     def inject(self, delay: float, fault: Callable[[SimulatedCluster], object]) -> None:
-        """A fault, or its end, after a delay. Nothing happens after the end of all faults."""
+        """Cause a fault, or end it, after a delay; no effect after `end_faults`."""
         self.time.after(delay, lambda: self.has_faults and fault(self))
 
     def end_faults(self) -> None:
-        """Connect and continue everything, and send every message."""
+        """Reconnect and resume all processes; from now on no message is lost."""
         self.has_faults = False
         self.pulsar.rates = dict(NO_FAULTS)
         self.pulsar.end_restart()
@@ -135,12 +138,12 @@ class SimulatedCluster:
     def recover(self) -> None:
         self.end_faults()
         self.checks.note("faults end")
-        # What has begun before the end continues: wait at least QUIET.
+        # Operations that began before the end continue: wait at least QUIET.
         self.checks.last_write = self.time.now
         self.run_until(self.is_quiet, RECOVERY)
         writes = self.checks.writes
         self.time.run(self.time.now + QUIET)
-        self.checks.require(self.is_recovered(), f"it did not stay so: {self.summary()}")
+        self.checks.require(self.is_recovered(), f"it did not stay recovered: {self.summary()}")
         self.checks.require(self.checks.writes == writes, "rows are written without need")
         self.checks.at_end()
 
@@ -165,7 +168,7 @@ class SimulatedCluster:
         self.recover()
 
     def victim(self) -> Any:
-        """A process that a fault hits, often the controller; None if there is none."""
+        """Choose a process for a fault, often the controller; None if no process runs."""
         members = self.members()
         controllers = [process for process in members if process.controller is not None]
         if not members:
@@ -175,7 +178,7 @@ class SimulatedCluster:
         return self.random.choice(members)
 
     def duration(self) -> float:
-        """Of an outage: shorter than a lease, longer than a session, or than the keep-alive."""
+        """Seconds of an outage: shorter than a lease, or longer than a session or keep-alive."""
         low, high = self.random.choice(((0.1, 1), (1, 4), (3, 8), (35, 70)))
         return self.random.uniform(low, high)
 
@@ -243,7 +246,7 @@ FAULTS: tuple[Callable[[SimulatedCluster], None], ...] = (
 
 
 def random_run(seed: int, rules: Rules | None = None) -> SimulatedCluster:
-    """Run a seed to its end. A failure has the seed and the notes in its message."""
+    """Run a seed to its end. The message of a failure contains the seed and the notes."""
     if rules is None:
         rules = Rules(shard_count=1 + seed * 7 % 16)
     run = SimulatedCluster(seed, rules)

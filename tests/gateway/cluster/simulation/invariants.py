@@ -9,10 +9,11 @@
    except in the presence window.
 4. Nothing is lost: an acknowledged entry stays at its offset, and offsets are continuous.
 
-The presence window of a process begins when another process acquires its presence because the
-broker closed its connection: the controller, or a new process of the node. It ends with the lease
-of that time: at most `lease` later on its own clock. Only a process that is alive and soon
-connected again serves in it, after a restart of a broker; what it writes is fenced.
+The presence window of a process begins when the broker has closed its connection and another
+process acquires its presence: the controller, or a new process of the node. The window ends when
+the lease ends that the process has at that time, at most `lease` later on its own clock. A process
+serves in the window only if it is alive and reconnects soon, for example after a restart of a
+broker. Its writes are fenced.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Invariants:
         self.acknowledged[id(log), offset] = entry
 
     def after_turn(self, process: Any) -> None:
-        """Compare what a process serves after each of its turns with all others."""
+        """After each turn of a process, check that no other process serves the same shards."""
         if process.member is None:
             return
         now = process.clock()

@@ -35,7 +35,7 @@ from tests.gateway.cluster.simulation.simulated_pulsar import (
 
 @dataclass
 class Rules:
-    """What the processes do; tests change it to break an invariant.
+    """Configuration of the processes; tests change it to break an invariant.
 
     `checks_lease` and `checks_epoch`: after fencing a table or partition, before writing to it.
     """
@@ -116,7 +116,7 @@ class SimulatedProcess:
     def note(self, text: str) -> None:
         self.checks.note(f"{self!r} {text}")
 
-    # Life
+    # Starts, pauses and ends
 
     def post(self, call: Callable[[], None]) -> None:
         """Run `call` in this process: now, after a pause, or never."""
@@ -235,7 +235,7 @@ class SimulatedProcess:
         if self.member is not None:
             self.note("is leaving")
             self.act(self.member.leave(self.clock()))
-            # The limit of the runtime.
+            # As `ClusterNode.leave` after its timeout.
             self.time.after(10, lambda: self.post(self.kill))
 
     # Inputs

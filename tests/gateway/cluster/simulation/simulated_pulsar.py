@@ -284,7 +284,7 @@ class SimulatedPulsar:
         elif process.is_connected:
             del self.watchers[node_id]
             for other in self.processes:
-                # Also one that has not claimed its presence again since it was lost.
+                # Also a process that has lost its presence and not claimed it again yet.
                 if other.node_id == node_id:
                     other.presence_lost_at = self.time.now
             producer.release(producer.token)

@@ -152,7 +152,7 @@ def first_violation(rules: Callable[[], Rules], seeds: range) -> str:
 
 
 def cut_one_node(is_controller: bool, **changes: float) -> None:
-    """One of three nodes is disconnected; `changes` of the timing."""
+    """Disconnect one of three nodes for 8 s, with `changes` to the timing."""
     rules = Rules(shard_count=6, timing=replace(TIMING, **changes))
     cluster = cluster_of(3, 6, rules=rules)
     one_node(cluster, is_controller).cut()
@@ -178,7 +178,7 @@ def test_leases_not_counted_from_the_confirmation_let_two_nodes_serve_a_shard(mo
 def fence_late(cluster: SimulatedCluster, is_noticed: bool) -> None:
     """A node's request to fence a partition arrives after another node has become its leader.
 
-    If the broker has noticed that the node is disconnected, it still has its lease then, and the
+    If the broker has noticed that the node is disconnected, the node still has its lease, and the
     new leader has written to the partition. Otherwise, the lease has ended, and the new leader has
     fenced the partition but not written to it.
     """

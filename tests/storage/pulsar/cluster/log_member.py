@@ -1,4 +1,4 @@
-"""A gateway's process for election tests: writes the metadata log whenever it can.
+"""A process for election tests: writes the metadata log while it is the writer.
 
 `python -m tests.storage.pulsar.cluster.log_member NODE SERVICE_URL ADMIN_URL TENANT NAMESPACE`.
 Claims its node id, then tries to become the writer several times per second. As the writer it puts

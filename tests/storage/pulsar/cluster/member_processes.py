@@ -14,7 +14,7 @@ from storage.pulsar.settings import PulsarSettings
 from tests.testkit.settle import until
 
 LAST_LINES = 20
-"""Lines of each process in the error of a wait that failed."""
+"""Most lines of each process that the error of a failed wait contains."""
 
 MAX_ERROR_BYTES = 100_000
 
@@ -82,9 +82,9 @@ class MemberProcesses:
         process.wait()
 
     async def event(self, node: int | None, word: str, is_so: EventTest = lambda _: True) -> int:
-        """The node of the first such event of this node, or of any; waits for it.
+        """Wait for an event of a node, or of any node. Returns the node id.
 
-        Raises AssertionError, also if a process ends that was not killed.
+        Raises AssertionError on a timeout, or if a process ends that was not killed.
         """
         found: list[MemberEvent] = []
 

@@ -1,4 +1,4 @@
-"""Bursts from messages: complete with their revision; compacted ones are recognized."""
+"""Bursts are complete with their revision, and entries that were compacted are recognized."""
 
 from __future__ import annotations
 

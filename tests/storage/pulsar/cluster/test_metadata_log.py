@@ -98,7 +98,7 @@ async def test_resumed_writer_is_refused_and_joins_again(members: MemberProcesse
 
 
 @ensureDeferred
-async def test_follower_follows_through_compaction_and_moves(
+async def test_follower_replays_all_bursts_through_compaction_and_moves(
     bench: PulsarClusterBench, pulsar: Tenant
 ) -> None:
     writer, follower = await bench.process("writer"), await bench.process("follower")
@@ -149,7 +149,7 @@ async def test_follower_that_missed_bursts_loads_the_difference(
     await follower.log.wait_for(1)
     changes: list[Rows] = []
     follower.log.watch(lambda rows: changes.append(dict(rows)))
-    # The tail stops, as a reader that silently misses messages.
+    # Stop the tail, as if its reader missed messages without an error.
     follower.log._follower._stop_tail()
     for number in range(2, 5):
         await writer.log.put({b"a": b"%d" % number})
@@ -221,7 +221,7 @@ async def test_cluster_and_gateway_outside_it_refuse_each_other(
 
 
 @ensureDeferred
-async def test_taker_of_the_topic_ends_the_term_of_a_writer_that_keeps_the_lock(
+async def test_writer_that_keeps_the_lock_loses_its_role_when_the_topic_is_taken(
     bench: PulsarClusterBench,
 ) -> None:
     writer = await bench.process("writer")

@@ -1,4 +1,4 @@
-"""Bursts are applied once and in order, and never an older state after a newer one."""
+"""Bursts are applied once and in order, and older rows never replace newer ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_watcher_that_raises_does_not_stop_the_others(caplog: pytest.LogCaptureF
 
 
 @ensureDeferred
-async def test_waiting_ends_at_its_revision_and_after_the_watchers() -> None:
+async def test_wait_for_a_revision_ends_after_the_watchers_were_called() -> None:
     replay, changes = watched()
     seen: list[int] = []
     waiting = Deferred.fromCoroutine(replay.wait_for(2))
