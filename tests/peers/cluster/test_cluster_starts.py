@@ -91,7 +91,7 @@ def test_gateways_without_configured_ids_take_different_ones_and_keep_them(
         code, log = run_to_exit(*arguments, "--node-id", str(before[1]))
         assert code == 1
         assert f"node id {before[1]} is in use by node {before[1]} (process " in log
-        assert "without one" in log
+        assert "--node-id" in log
         for gateway in gateways:
             gateway.kill()
         assert node_ids(gateways) == before
