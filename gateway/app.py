@@ -111,17 +111,9 @@ async def open_broker(
     go on as a node of the cluster. Raises StorageError.
     """
     # Steps that can fail come before those that start timers; shards are opened last.
-    membership = await open_cluster(
-        store,
-        NodeIdentity(settings.node_id, advertised, version()),
-        SessionTiming.of(settings.node_session_timeout_ms / 1000),
-        clock,
-        lambda: ShardLeadership(store, clock, start),
-        ids.cluster,
-        failed,
-    )
-    cluster, leadership = membership.view, membership.leadership
-    settings = settings.model_copy(update={"node_id": cluster.node_id})
+    membership = await _open_cluster(settings, store, advertised, clock, start, ids, failed)
+    leadership = membership.leadership
+    settings = settings.model_copy(update={"node_id": membership.view.node_id})
     controller = controller or membership.controller
     deadlines = CoarseClock(clock)
     configs = await _open(BrokerConfigs(await store.table("broker-configs"), settings))
@@ -140,10 +132,7 @@ async def open_broker(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
     )
     leadership.parts = (topics, offsets, groups)
-    if store.is_shared:
-        # All gateways of a cluster list the same topics.
-        topics.add_internal(CONSUMER_OFFSETS)
-    leadership.watch(partial(_list_offsets_topic, topics, offsets, groups))
+    _list_offsets_topic(store, leadership, topics, offsets, groups)
     broker = Broker(
         configs,
         group_configs,
@@ -169,17 +158,8 @@ async def open_broker(
         scram_credentials=scram_credentials,
         client_quotas=client_quotas,
         quota_usage=_make_quota_usage(settings, client_quotas, clock),
-        traffic=open_traffic(
-            settings,
-            cluster.node_id,
-            cluster.cluster_id,
-            clock,
-            topics,
-            run,
-            start,
-            _traffic_forwarding(membership),
-        ),
-        audit=open_audit(settings, cluster.node_id),
+        traffic=_open_traffic(settings, membership, clock, topics, run, start),
+        audit=open_audit(settings, membership.view.node_id),
         authorizer=authorizer,
         tenants=make_tenants(settings),
         controller=controller,
@@ -189,6 +169,26 @@ async def open_broker(
         serve_traffic_rows(membership.node.calls, topics, now)
     await membership.start()
     return broker
+
+
+async def _open_cluster(
+    settings: Settings,
+    store: Store,
+    advertised: dict[str, tuple[str, int]],
+    clock: Clock,
+    start: Callable[[Coroutine[Any, Any, None]], None],
+    ids: IdSource,
+    failed: Callable[[str], None],
+) -> ClusterMembership:
+    return await open_cluster(
+        store,
+        NodeIdentity(settings.node_id, advertised, version()),
+        SessionTiming.of(settings.node_session_timeout_ms / 1000),
+        clock,
+        lambda: ShardLeadership(store, clock, start),
+        ids.cluster,
+        failed,
+    )
 
 
 async def _allocate_producer_ids(blocks: ProducerIdBlocks, controller: ControllerAccess) -> range:
@@ -203,19 +203,29 @@ async def _allocate_producer_ids(blocks: ProducerIdBlocks, controller: Controlle
 
 
 def _list_offsets_topic(
+    store: Store,
+    leadership: ShardLeadership,
     topics: Topics,
     offsets: CommittedOffsets,
     groups: GroupCoordinator,
-    shard: int,
-    state: ShardState,
 ) -> None:
-    """List the offsets topic once groups or offsets are loaded."""
-    if (
-        state is ShardState.OPEN
-        and topics.find_internal(CONSUMER_OFFSETS) is None
-        and (len(offsets) or any(True for _ in groups))
-    ):
+    """List the offsets topic, in a store that is not shared once groups or offsets are loaded.
+
+    All gateways of a cluster list the same topics.
+    """
+
+    def changed(shard: int, state: ShardState) -> None:
+        if (
+            state is ShardState.OPEN
+            and topics.find_internal(CONSUMER_OFFSETS) is None
+            and (len(offsets) or any(True for _ in groups))
+        ):
+            topics.add_internal(CONSUMER_OFFSETS)
+
+    if store.is_shared:
         topics.add_internal(CONSUMER_OFFSETS)
+    else:
+        leadership.watch(changed)
 
 
 def _make_offsets(
@@ -355,10 +365,19 @@ def open_traffic(
     return log
 
 
-def _traffic_forwarding(membership: ClusterMembership) -> TrafficForwarding | None:
-    if membership.node is None:
-        return None
-    return TrafficForwarding(membership.node.calls, membership.view)
+def _open_traffic(
+    settings: Settings,
+    membership: ClusterMembership,
+    clock: Clock,
+    topics: Topics,
+    run: Callable[..., Awaitable[Any]],
+    start: Callable[[Coroutine[Any, Any, None]], None],
+) -> RecorderFactory:
+    cluster, node = membership.view, membership.node
+    forwarding = None if node is None else TrafficForwarding(node.calls, cluster)
+    return open_traffic(
+        settings, cluster.node_id, cluster.cluster_id, clock, topics, run, start, forwarding
+    )
 
 
 def open_audit(settings: Settings, node_id: int) -> AuditLog:

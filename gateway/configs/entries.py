@@ -266,14 +266,10 @@ def broker_entries(
         )
     )
     entries.append(_static("log.dirs", str(settings.store), "The store that holds the topics."))
+    partitions = "Number of partitions of __consumer_offsets reported to clients."
     fixed = [
         *_FIXED,
-        (
-            "offsets.topic.num.partitions",
-            _I,
-            str(internal_partitions),
-            "Number of partitions of __consumer_offsets reported to clients.",
-        ),
+        ("offsets.topic.num.partitions", _I, str(internal_partitions), partitions),
         *(
             (one.server_key, one.definition.type, one.default, one.definition.documentation)
             for one in DEFINITIONS.values()

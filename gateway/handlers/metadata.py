@@ -67,7 +67,7 @@ async def metadata_response(
     """
     broker = caller.broker
     caller.traffic.habit_seen("metadata_all", requested is None)
-    topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
+    nodes = broker.cluster.nodes(caller.listener)
     if not nodes:
         # Cut off from the cluster. Without brokers and topics every client ignores the reply and
         # asks another broker, as for a broker of Kafka that is starting (KAFKA-7924). librdkafka
@@ -96,11 +96,7 @@ async def metadata_response(
     )
     version = _version(caller)
     found = (
-        [
-            (one, one.name)
-            for one in topics.listed()
-            if caller.may_use_topic(AclOperation.DESCRIBE, one.name)
-        ]
+        _describable(caller)
         if wanted is None
         else (_find(*one, request, caller, failures) for one in wanted)
     )
@@ -121,6 +117,15 @@ async def metadata_response(
     if version == _version(caller):
         broker.metadata_replies.put(key, version, body)
     return EncodedReply([body])
+
+
+def _describable(caller: Caller) -> list[tuple[TopicState, str]]:
+    """All topics that the caller may describe, with their names."""
+    return [
+        (one, one.name)
+        for one in caller.broker.topics.listed()
+        if caller.may_use_topic(AclOperation.DESCRIBE, one.name)
+    ]
 
 
 def _version(caller: Caller) -> int:

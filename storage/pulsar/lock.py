@@ -354,14 +354,7 @@ class StoreLock:
 
     async def _last_holder(self) -> LockHolder | None:
         """The sender of the topic's last message; None if there is none or it has been deleted."""
-        return await self._client.run(self._read_last)
-
-    def _read_last(self) -> LockHolder | None:
-        data = self._client.last_message(self._topic)
-        try:
-            return None if data is None else msgspec.json.decode(data, type=LockHolder)
-        except msgspec.DecodeError:
-            return None
+        return await self._client.run(lambda: self._client.last_json(self._topic, LockHolder))
 
     def _in_use(self, holder: LockHolder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"

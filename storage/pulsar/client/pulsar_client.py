@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
@@ -233,18 +234,20 @@ class PulsarClient:
             start_message_id_inclusive=True,
         )
 
-    def last_message(self, topic: str) -> bytes | None:
-        """The payload of the topic's last message; None if there is none or it has been deleted.
+    def last_json(self, topic: str, kind: type[T]) -> T | None:
+        """The topic's last message, decoded from JSON.
 
-        Blocks: call it within `run`.
+        None if there is none, if it has been deleted or cannot be decoded. Blocks: call it within
+        `run`.
         """
         reader = self.reader(topic, pulsar.MessageId.latest)
         try:
             if not reader.has_message_available():
                 return None
             message = reader.read_next(round(self.settings.operation_timeout_seconds * 1000))
-            data: bytes = message.data()
-            return data
+            return msgspec.json.decode(message.data(), type=kind)
+        except msgspec.DecodeError:
+            return None
         finally:
             reader.close()
 

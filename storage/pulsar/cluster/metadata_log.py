@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred, DeferredLock, succeed
 
 from storage.bridge import Reactor
 from storage.cluster import Rows
-from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
+from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.cluster.log_entries import REVISION_KEY, encode_revision
@@ -36,7 +36,7 @@ from storage.pulsar.tables.row_messages import (
     table_topic,
 )
 from storage.pulsar.tables.table_compaction import TableCompactor
-from storage.pulsar.tables.table_writer import TableWriter, failed
+from storage.pulsar.tables.table_writer import TableWriter, failed, queue_full
 
 TABLE = "metadata"
 
@@ -180,16 +180,9 @@ class PulsarMetadataLog:
                     "(table_burst_bytes)"
                 )
             )
-        if (
-            len(self._waiting) >= self._settings.queue_operations
-            or self._waiting_bytes + size > self._settings.table_queue_bytes
-        ):
-            return failed(
-                lambda: StorageFailed(
-                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) are waiting for "
-                    "Pulsar: retry later"
-                )
-            )
+        full = queue_full(self._settings, len(self._waiting), self._waiting_bytes, size)
+        if full is not None:
+            return failed(full)
         put = WaitingPut(rows, size)
         self._waiting.append(put)
         self._waiting_bytes += size

@@ -200,14 +200,7 @@ class PulsarPresence:
 
     async def _last_holder(self) -> NodeHolder | None:
         """The sender of the topic's last message; None if there is none."""
-        return await self._client.run(self._read_last)
-
-    def _read_last(self) -> NodeHolder | None:
-        data = self._client.last_message(self._topic)
-        try:
-            return None if data is None else msgspec.json.decode(data, type=NodeHolder)
-        except msgspec.DecodeError:
-            return None
+        return await self._client.run(lambda: self._client.last_json(self._topic, NodeHolder))
 
     def _in_use(self, node_id: int, holder: NodeHolder | None) -> str:
         who = "a process that has not announced itself" if holder is None else describe(holder)

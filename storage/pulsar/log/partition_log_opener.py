@@ -12,6 +12,7 @@ from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import LogEnd
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.topic_readers import StoredMessage
 from storage.pulsar.log.append_queue import OpenedPartition
 from storage.pulsar.log.entry_messages import entry_payload_bytes
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
@@ -49,23 +50,9 @@ async def open_partition(
         for one in row.epochs:
             reader.add_epoch(*one)
         last = await reader.last()
-        if last is None:
-            # The partition is new, or Pulsar has trimmed all of it. Assigned offsets are not
-            # reused.
-            end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
-            start = end.offset, -partition.replaced_ranges.bytes_saved
-        else:
+        if last is not None:
             check_epoch(topic, last.header.leader_epoch, leader_epoch)
-            end = LogEnd(
-                last.header.last_offset + 1,
-                last.header.bytes_before + entry_payload_bytes(last.header, last.payload),
-                last.header.greatest_timestamp,
-            )
-            start = (
-                (row.start_offset, row.start_bytes)
-                if row.start_offset <= end.offset
-                else (end.offset, end.bytes - partition.replaced_ranges.bytes_saved)
-            )
+        start, end = _start_and_end(partition, last)
         for one in add_epoch(row.epochs, leader_epoch, end.offset, start[0], opening):
             reader.add_epoch(*one)
         return OpenedPartition(
@@ -85,6 +72,25 @@ async def open_partition(
         close_unused_producer(client, producer)
         await reader.close()
         raise
+
+
+def _start_and_end(
+    partition: PartitionState, last: StoredMessage | None
+) -> tuple[tuple[int, int], LogEnd]:
+    """The start of the log as (offset, bytes), and its end after the last entry."""
+    row, saved = partition.row, partition.replaced_ranges.bytes_saved
+    if last is None:
+        # The partition is new, or Pulsar has trimmed all of it. Assigned offsets are not reused.
+        end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
+        return (end.offset, -saved), end
+    end = LogEnd(
+        last.header.last_offset + 1,
+        last.header.bytes_before + entry_payload_bytes(last.header, last.payload),
+        last.header.greatest_timestamp,
+    )
+    if row.start_offset <= end.offset:
+        return (row.start_offset, row.start_bytes), end
+    return (end.offset, end.bytes - saved), end
 
 
 def check_epoch(topic: str, stored: int, leader_epoch: int) -> None:

@@ -44,6 +44,17 @@ Failure = Callable[[], Exception]
 log = logging.getLogger(__name__)
 
 
+def queue_full(
+    settings: PulsarSettings, puts: int, waiting_bytes: int, size: int
+) -> Failure | None:
+    """Why a put of `size` bytes cannot wait beside those that wait already, None if it can."""
+    if puts < settings.queue_operations and waiting_bytes + size <= settings.table_queue_bytes:
+        return None
+    return lambda: StorageFailed(
+        f"{puts} puts ({waiting_bytes} bytes) are waiting for Pulsar: retry later"
+    )
+
+
 class PendingPut:
     """Rows that are stored together; `result` fires when they are durable."""
 
@@ -123,16 +134,9 @@ class TableWriter:
             return failed(self._end_error)
         if not messages:
             return succeed(None)
-        if (
-            len(self._waiting) >= self._settings.queue_operations
-            or self._waiting_bytes + size > self._settings.table_queue_bytes
-        ):
-            return failed(
-                lambda: StorageFailed(
-                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) are waiting for "
-                    "Pulsar: retry later"
-                )
-            )
+        full = queue_full(self._settings, len(self._waiting), self._waiting_bytes, size)
+        if full is not None:
+            return failed(full)
         put = PendingPut(messages, size)
         self._waiting.append(put)
         self._waiting_bytes += size

@@ -6,13 +6,16 @@ import os
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import pulsar as client_library
 import pytest
+from msgspec.structs import replace
 from pytest_twisted import ensureDeferred
 from twisted.internet import threads
 
 from storage.cluster import NodeIdInUse
 from storage.pulsar.cluster import presence
+from storage.pulsar.cluster.presence import NodeHolder
 from storage.pulsar.cluster.presence_watch import node_topic
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.storage.pulsar.cluster.member_processes import MemberProcesses
@@ -90,12 +93,10 @@ async def test_loss_of_the_id_to_another_process_is_reported(bench: PulsarCluste
         client.create_producer, topic, access_mode=Access.ExclusiveWithFencing
     )
     client_of_two = two.presence._client
-    holder = await client_of_two.run(lambda: client_of_two.last_message(topic))
+    holder = await client_of_two.run(lambda: client_of_two.last_json(topic, NodeHolder))
     assert holder
-    other = holder.replace(b'"description":"one"', b'"description":"other"').replace(
-        b'"incarnation":"', b'"incarnation":"0'
-    )
-    await threads.deferToThread(producer.send, other)
+    other = replace(holder, description="other", incarnation="0" + holder.incarnation)
+    await threads.deferToThread(producer.send, msgspec.json.encode(other))
     await until(lambda: taken)
     assert "other (process" in taken[0]
     await threads.deferToThread(client.close)
