@@ -152,6 +152,8 @@ class PartitionLog(Protocol):
     does not: its medium compacts it, or nothing does.
     """
 
+    status: LogStatus
+
     @property
     def start_offset(self) -> int: ...
     @property

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from secrets import randbits
+from typing import cast
 
 from gateway import logs
 from gateway.cluster.calls import CallError, Calls
@@ -131,7 +132,7 @@ async def open_cluster(
     """
     if not store.is_shared:
         return await _open_alone(store, identity, clock, leadership, new_id)
-    shared: SharedStore = store  # type: ignore[assignment]
+    shared = cast(SharedStore, store)
     return await _join(shared, identity, timing, clock, leadership, new_id, failed, random_bits)
 
 

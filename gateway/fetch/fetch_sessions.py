@@ -59,12 +59,12 @@ class CachedPartition:
             self.detach()
             self.partition = partition
             self.topic_id = topic_id
-            partition.watch(self.changed)
+            partition.log.watch(self.changed)
 
     def detach(self) -> None:
         """Stop watching the log."""
         if self.partition is not None:
-            self.partition.unwatch(self.changed)
+            self.partition.log.unwatch(self.changed)
             self.partition = None
 
     def changed(self) -> None:

@@ -103,7 +103,6 @@ class Partition:
         "_in_flight",
         "_on_fenced",
         "_queued_appends",
-        "_watchers",
         "config",
         "index",
         "log",
@@ -144,27 +143,14 @@ class Partition:
         # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
         self._has_resigned = False
-        self._watchers: list[Callable[[], None]] = []
-
-    def watch(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` when the log changes, and when the partition is resigned."""
-        self.log.watch(on_change)
-        self._watchers.append(on_change)
-
-    def unwatch(self, on_change: Callable[[], None]) -> None:
-        """Undo `watch`."""
-        self.log.unwatch(on_change)
-        if on_change in self._watchers:
-            self._watchers.remove(on_change)
 
     def resign(self) -> None:
         """End the waits for records: this gateway stops leading the partition.
 
-        Appends in flight continue; the log is closed after them.
+        The log's watchers are called. Appends in flight continue; the log is closed after them.
         """
         self._has_resigned = True
-        for on_change in tuple(self._watchers):
-            on_change()
+        self.log.status.notify()
 
     @property
     def has_queued_appends(self) -> bool:
