@@ -404,6 +404,14 @@ class Store(Protocol):
         """
         ...
 
+    def is_deleted(self, topic_id: bytes) -> bool:
+        """Whether a gateway of the cluster deleted the topic with this id for good.
+
+        False for topics that were deleted long ago, and in a store that is not shared: there, all
+        topics that are missing from `topics` are deleted.
+        """
+        ...
+
     def canonical(self, name: str) -> str:
         """The key in `topics` for any accepted form of a topic name.
 

@@ -30,7 +30,7 @@ from storage.pulsar.lock import LockHolder
 from storage.pulsar.log import partition_rows
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.native.record_messages import RecordDetails
-from storage.pulsar.topics.topic_rows import LoggedTopic, topic_key
+from storage.pulsar.topics.topic_rows import DeletedTopic, LoggedTopic, topic_key
 
 TIME = 1_700_000_000_000
 TIME_BYTES = b"\xcf\x00\x00\x01\x8b\xcf\xe5h\x00"
@@ -169,6 +169,10 @@ ARRAYS = {
             is_being_deleted=False,
         ),
         b"\x99\xa1t\xc4\x10" + TOPIC_ID + b"\x03\x81\xa1a\xa1b\xa1f\xc3\xa5kafka\xa31 2\xc2",
+    ),
+    "deleted topic in the metadata log": (
+        DeletedTopic(name="t", topic_id=TOPIC_ID, partitions=3, number=7),
+        b"\x94\xa1t\xc4\x10" + TOPIC_ID + b"\x03\x07",
     ),
 }
 

@@ -29,6 +29,9 @@ _REPLAY_BYTES = 4 << 20
 #: Snapshots written together at shutdown: few writes, of moderate size.
 _SAVE_BYTES = 16 << 20
 
+#: Bytes of a key that are the topic id.
+_ID_BYTES = 16
+
 
 class ProducerSnapshots:
     """The snapshot tables of the open shards.
@@ -54,9 +57,25 @@ class ProducerSnapshots:
         self._rows: dict[int, dict[bytes, bytes]] = {}
         self._saving: set[Partition] = set()
 
-    async def open_shard(self, shard: int) -> None:
-        """Load the table of a shard. Raises StorageError."""
-        self._rows[shard] = dict(await self._tables.open(shard))
+    async def open_shard(self, shard: int, is_deleted: Callable[[bytes], bool]) -> None:
+        """Load the table of a shard, and delete the rows of deleted topics.
+
+        `is_deleted` tells by the topic id. Raises StorageError if reading fails.
+        """
+        rows = self._rows[shard] = dict(await self._tables.open(shard))
+        orphans = [key for key in rows if is_deleted(key[:_ID_BYTES])]
+        for key in orphans:
+            del rows[key]
+        try:
+            if orphans:
+                await self._tables.put(shard, dict.fromkeys(orphans))
+        except StorageError as failure:
+            _log.warning(
+                "producer snapshots of deleted topics not deleted, retried by the next opening",
+                shard=shard,
+                rows=len(orphans),
+                reason=str(failure),
+            )
 
     def close_shard(self, shard: int) -> None:
         """Forget the table of a shard; no effect if it is not open."""

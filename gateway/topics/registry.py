@@ -87,7 +87,7 @@ class Topics:
 
     async def open_shard(self, shard: int, slices: TimeSlices) -> None:
         """Load the producer snapshots of a shard. Raises StorageError."""
-        await self._snapshots.open_shard(shard)
+        await self._snapshots.open_shard(shard, self.is_deleted)
 
     async def close_shard(self, shard: int) -> None:
         """Close the partitions of a shard and save their producer states."""
@@ -488,6 +488,10 @@ class Topics:
     def may_reappear(self, topic_id: bytes) -> bool:
         """Return whether the topic was deleted externally and its state is still kept."""
         return topic_id in self._deleted_by_others
+
+    def is_deleted(self, topic_id: bytes) -> bool:
+        """Return whether a gateway deleted the topic, so that it cannot return."""
+        return self._store.is_deleted(topic_id)
 
     async def forget(self, topic: Topic) -> None:
         """Forget a topic that another gateway has deleted for good."""

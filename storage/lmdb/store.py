@@ -172,6 +172,9 @@ class LmdbStore:
     def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
         """Never called, like `watch_topics`."""
 
+    def is_deleted(self, topic_id: bytes) -> bool:
+        return False
+
     def canonical(self, name: str) -> str:
         if "/" in name:
             raise ValueError("a topic name of this store has no slash")

@@ -21,6 +21,7 @@ from storage.log import (
     StateTable,
     StorageError,
     StorageFailed,
+    Topic,
     UnknownTopic,
 )
 from storage.pulsar.admin.admin_api import PulsarAdmin
@@ -133,6 +134,11 @@ class LedShards:
                 await made.tables.close()
                 raise
             self._shards[shard] = made
+            self._delete_in_background(
+                key
+                for key in made.partitions
+                if self._catalog.is_deleted(split_partition_key(key)[0])
+            )
 
     async def close_shard(self, shard: int) -> None:
         """`Store.close_shard`. Each step ends within `close_timeout_seconds`."""
@@ -247,6 +253,23 @@ class LedShards:
         keys = [key for key in self._logs.created if key[0] == name]
         return DeferredList([self._logs.created.pop(key).close() for key in keys])
 
+    def topic_deleted(self, topic: Topic) -> None:
+        """Delete what remains of a topic that another gateway deleted."""
+        self._delete_in_background(
+            partition_key(topic.topic_id, index) for index in range(topic.partitions)
+        )
+
+    def _delete_in_background(self, keys: Iterable[bytes]) -> None:
+        async def delete_all() -> None:
+            for key in list(keys):
+                await self.delete_partition_state(key)
+
+        Deferred.fromCoroutine(delete_all()).addErrback(
+            lambda failure: logger.error(
+                "bug: deleting the state of partitions failed: %s", failure.value
+            )
+        )
+
     async def delete_partition_state(self, key: bytes) -> None:
         """Delete the partition's rows and its side topic, if its shard is open.
 
@@ -256,7 +279,9 @@ class LedShards:
         partition = shard.partitions.pop(key, None) if shard else None
         if shard is None or partition is None:
             return
-        keys = partition.keys()
+        # The partition's own row last: without it, the others would not be found again.
+        keys = partition.keys()[::-1]
+        partition.is_deleted = True
         try:
             if partition.replaced_ranges or partition.row.written:
                 await self._side_topics.delete(partition.key, partition.row.generation)

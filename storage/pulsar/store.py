@@ -129,6 +129,7 @@ class PulsarStore:
         self._is_open = False
         self._permissions: PulsarPermissions | None = None
         self._catalog.watch(self._led.topics_changed)
+        self._catalog.watch_deletions(self._led.topic_deleted)
 
     async def open(self) -> None:
         """`Store.open`: connect and replay the metadata log.
@@ -263,6 +264,9 @@ class PulsarStore:
 
     def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
         self._catalog.watch_deletions(on_deletion)
+
+    def is_deleted(self, topic_id: bytes) -> bool:
+        return self._catalog.is_deleted(topic_id)
 
     def canonical(self, name: str) -> str:
         return self._catalog.canonical(name)

@@ -353,6 +353,8 @@ class MemoryStore:
         self.tell_lost: Callable[[str], None] = lambda reason: None
         self.tell_shard_lost: Callable[[int, str], None] = lambda shard, reason: None
         self.tell_topics: Callable[[], None] = lambda: None
+        self.deleted_ids: set[bytes] = set()
+        """Ids of topics that gateways of the cluster deleted for good."""
         self.tell_deletion: Callable[[Topic], None] = lambda topic: None
         self.may_be_lost = False
         self.confirming: Deferred[None] = Deferred()
@@ -467,6 +469,9 @@ class MemoryStore:
     def watch_deletions(self, on_deletion: Callable[[Topic], None]) -> None:
         self.tell_deletion = on_deletion
 
+    def is_deleted(self, topic_id: bytes) -> bool:
+        return topic_id in self.deleted_ids
+
     def canonical(self, name: str) -> str:
         if "/" not in name:
             return name
@@ -495,6 +500,7 @@ class MemoryStore:
     def deleted_by_gateway(self, name: str) -> None:
         """Another gateway of the cluster deletes a topic."""
         topic = self.medium.topics[name]
+        self.deleted_ids.add(topic.topic_id)
         self.outside([one for one in self.medium.topics.values() if one.name != name])
         self.tell_deletion(topic)
 

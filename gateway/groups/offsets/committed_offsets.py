@@ -105,7 +105,7 @@ class CommittedOffsets:
                 )
                 continue
             if self._topics.get(offset_key.topic_id) is None:
-                if not self._topics_may_come_back:
+                if not self._topics_may_come_back or self._topics.is_deleted(offset_key.topic_id):
                     orphans.append(key)
                     continue
                 self._missing_topics.add(offset_key.topic_id)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 from twisted.internet.defer import Deferred, DeferredLock, succeed
 
-from storage.log import EntryTooLarge, StateTable, StorageError
+from storage.log import EntryTooLarge, LogClosed, StateTable, StorageError
 from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
 
 TABLE = "_partitions"
@@ -128,6 +128,8 @@ class PartitionState:
         self.row = row
         self.replaced_ranges = replaced_ranges or ReplacedRanges()
         self.lock = DeferredLock()
+        self.is_deleted = False
+        """Set once its rows are deleted: a late change must not write them again."""
         self.producer_released: Deferred[None] = succeed(None)
         """Fires when the broker has closed the last log's producer, or its connection is lost.
 
@@ -144,6 +146,8 @@ class PartitionState:
         """
         await self._change_lock.acquire()
         try:
+            if self.is_deleted:
+                raise LogClosed("the topic of the partition was deleted")
             row = structs.replace(self.row, **fields)
             await self._table.put(
                 {**self._uncertain_rows, **(rows or {}), self.key: encode_row(row)}

@@ -98,6 +98,10 @@ class TopicCatalog:
         """The ids of all topics, also of those that are being deleted."""
         return {found.topic.topic_id for found in self._view.by_name.values()}
 
+    def is_deleted(self, topic_id: bytes) -> bool:
+        """`Store.is_deleted`."""
+        return topic_id in self._view.deleted
+
     def start_leading(self, all_replayed: Callable[[], Awaitable[None]]) -> None:
         """Become the controller's catalog, once the log is replayed and this process writes it.
 

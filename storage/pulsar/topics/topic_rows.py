@@ -39,7 +39,20 @@ class LoggedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_being_deleted: bool = False
 
 
+class DeletedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A topic that a gateway deleted, by which others find the rows that it left behind.
+
+    Later deletions have greater numbers.
+    """
+
+    name: str
+    topic_id: bytes
+    partitions: int
+    number: int
+
+
 _decoder = msgspec.msgpack.Decoder(LoggedTopic)
+_deletion_decoder = msgspec.msgpack.Decoder(DeletedTopic)
 
 
 def encode_topic(found: PulsarTopic) -> bytes:
@@ -79,6 +92,24 @@ def topic_key(name: str) -> bytes:
         return key
     # No name contains a zero byte.
     return key[: MAX_NAME_BYTES - 33] + b"\0" + hashlib.sha256(key).digest()
+
+
+def deletion_key(topic_id: bytes) -> bytes:
+    """The key of a `DeletedTopic`. No name of a topic begins with a zero byte."""
+    return b"\0" + topic_id
+
+
+def is_deletion(key: bytes) -> bool:
+    return key.startswith(b"\0")
+
+
+def encode_deletion(deleted: DeletedTopic) -> bytes:
+    return msgspec.msgpack.encode(deleted)
+
+
+def decode_deletion(row: bytes) -> DeletedTopic:
+    """Raises ValueError for a row that is not a deleted topic's."""
+    return _deletion_decoder.decode(row)
 
 
 class ReplayedRows(Protocol):

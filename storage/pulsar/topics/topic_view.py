@@ -22,6 +22,8 @@ class KnownTopics:
         self.by_name: dict[str, PulsarTopic] = {}
         self._topics: dict[str, Topic] = {}
         self.topics: Mapping[str, Topic] = MappingProxyType(self._topics)
+        self.deleted: dict[bytes, int] = {}
+        """The topics that gateways deleted, without those deleted long ago: number by topic id."""
         self._watchers: list[Callable[[], None]] = []
         self._deletion_watchers: list[Callable[[Topic], None]] = []
         self._locks: dict[str, DeferredLock] = {}

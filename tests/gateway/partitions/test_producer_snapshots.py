@@ -8,6 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from compat.message_sets import check_message_set
+from gateway.coroutines import TimeSlices
 from gateway.partitions import producer_snapshots
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import SNAPSHOT_BYTES
@@ -293,6 +294,22 @@ def test_save_all_writes_changed_states_together(env):
     env.store.release()
     assert saving.is_done
     assert len(env.store.medium.tables["producers"]) == 10
+
+
+def test_opened_shard_drops_snapshots_of_deleted_topics(env, caplog):
+    env.topic("orders")
+    send(env.partition(), batch(1, producer=(7, 0, 0)))
+    ended(env.broker.topics.save(env.partition()))
+    (key,) = env.store.medium.tables["producers"]
+    topics = env.broker.topics
+    env.store.medium.tables["producers"][b"unknown" + bytes(13)] = b"row"
+    env.store.deleted_ids.add(key[:16])
+    env.store.refuse_writes = True
+    ended(topics.open_shard(0, TimeSlices(env.clock)))
+    assert "not deleted" in caplog.text
+    env.store.refuse_writes = False
+    ended(topics.open_shard(0, TimeSlices(env.clock)))
+    assert list(env.store.medium.tables["producers"]) == [b"unknown" + bytes(13)]
 
 
 def test_snapshots_are_deleted_with_topic(env):

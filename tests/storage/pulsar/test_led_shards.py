@@ -1,4 +1,4 @@
-"""Logs of led shards whose topic is deleted by the controller while they are being opened."""
+"""Led shards whose topics are deleted by the controller, also while their logs are being opened."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from storage.log import StorageFailed, UnknownTopic
+from storage.log import LogClosed, StorageFailed, UnknownTopic
+from storage.pulsar import led_shards
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
 from storage.pulsar.led_shards import LedShards
+from storage.pulsar.log.partition_rows import (
+    PartitionRow,
+    PartitionState,
+    partition_key,
+    replaced_range_row,
+)
 from storage.pulsar.settings import PulsarSettings
 from tests.fakes.broker import Started
 from tests.storage.entries import topic
 
 SETTINGS = PulsarSettings("pulsar://nowhere", "http://nowhere")
+
+GONE = topic("gone", 2)
+"""A topic that was deleted before the test begins."""
 
 
 class OpenedLog:
@@ -33,11 +44,14 @@ class SlowLedShards:
         self.topics = {name: topic(name) for name in ("orders", "bills")}
         self.producer: Deferred[None] = Deferred()
         self.opened: list[OpenedLog] = []
+        self.side_topics: list[tuple[bytes, int]] = []
+        """Deleted side topics: key of the partition and generation."""
         catalog = SimpleNamespace(
             topics=self.topics,
             topic_ids=set(),
             full_name=lambda name, index: f"{name}-{index}",
             entry_format=lambda name: "mixed_kafka",
+            is_deleted=lambda topic_id: topic_id == GONE.topic_id,
         )
         unused: Any = None
         self.led = LedShards(
@@ -46,7 +60,7 @@ class SlowLedShards:
             cast(Any, Clock()),
             cast(Any, catalog),
             cast(Any, self),
-            unused,
+            cast(Any, SimpleNamespace(delete=self.delete_side_topic)),
             unused,
             shard_count=lambda: 1,
             revision=lambda: self.revision,
@@ -57,6 +71,9 @@ class SlowLedShards:
         self.led._shards[0] = cast(
             Any, SimpleNamespace(number=0, leader_epoch=1, rows=None, partitions={})
         )
+
+    async def delete_side_topic(self, key: bytes, generation: int) -> None:
+        self.side_topics.append((key, generation))
 
     async def open(self, *_: object) -> OpenedLog:
         """`PulsarLogOpener.open`."""
@@ -103,3 +120,78 @@ def test_opening_of_another_topic_does_not_delay_a_deletion(shards: SlowLedShard
     shards.begin("bills")
     shards.delete("orders")
     assert shards.led.applied_revision == 8
+
+
+class Rows:
+    """The table of partitions of a shard."""
+
+    def __init__(self) -> None:
+        self.puts: list[list[bytes]] = []
+        self.failure: StorageFailed | None = None
+
+    async def put(self, rows: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert set(rows.values()) == {None}
+        self.puts.append(list(rows))
+
+
+def loaded_shard(rows: Rows, number: int = 0) -> Any:
+    """A shard with the partition 0 of `gone`, which has a side topic, and one of `orders`."""
+    gone, kept = (partition_key(one.topic_id, 0) for one in (GONE, topic("orders")))
+    table = cast(Any, rows)
+    replaced = ReplacedRange(5, 9, 0, 0, 10, 3)
+    return SimpleNamespace(
+        number=number,
+        leader_epoch=2,
+        rows=rows,
+        partitions={
+            gone: PartitionState(
+                table, gone, PartitionRow(generation=3, written=10), ReplacedRanges([replaced])
+            ),
+            kept: PartitionState(table, kept, PartitionRow()),
+        },
+    )
+
+
+def test_opened_shard_drops_what_deleted_topics_left(
+    shards: SlowLedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were deleted while no gateway had the shard open."""
+    rows = Rows()
+    made = loaded_shard(rows)
+    state = made.partitions[partition_key(GONE.topic_id, 0)]
+
+    async def opened(*_: object) -> Any:
+        return made
+
+    monkeypatch.setattr(led_shards, "open_shard", opened)
+    shards.led._shards.clear()
+    assert Started(shards.led.open_shard(0, 2)).failure is None
+    assert list(made.partitions) == [partition_key(topic("orders").topic_id, 0)]
+    assert shards.side_topics == [(state.key, 3)]
+    # The partition's own row comes last: the others are found by it.
+    (put,) = rows.puts
+    replaced, _ = replaced_range_row(state.key, next(iter(state.replaced_ranges)))
+    assert put == [replaced, state.key]
+    # A compaction in progress does not bring the row back.
+    assert isinstance(Started(state.change(written=20)).failure, LogClosed)
+
+
+def test_led_shards_drop_partitions_that_this_process_never_opened(shards: SlowLedShards) -> None:
+    rows = Rows()
+    shards.led._shards[0] = loaded_shard(rows)
+    shards.led.topic_deleted(GONE)
+    assert len(rows.puts) == 1
+    assert list(shards.led._shards[0].partitions) == [partition_key(topic("orders").topic_id, 0)]
+
+
+def test_state_that_cannot_be_deleted_is_logged(
+    shards: SlowLedShards, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = Rows()
+    rows.failure = StorageFailed("no answer")
+    shards.led._shards[0] = loaded_shard(rows)
+    shards.led.topic_deleted(GONE)
+    (record,) = caplog.records
+    assert "no answer" in record.getMessage()

@@ -10,9 +10,14 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
+from storage.bridge import sleep
 from storage.log import Fenced, LogClosed, ShardNotOpen, StorageFailed
+from storage.pulsar.admin.admin_api import NotFound
+from storage.pulsar.compaction.side_topic import side_topic_name
+from storage.pulsar.log.partition_rows import TABLE, partition_key
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
+from storage.pulsar.topics.pulsar_names import path_of
 from storage.shards import partition_shard
 from tests.storage.entries import bases, entry, everything, topic
 from tests.storage.open_shards import open_as_controller
@@ -174,3 +179,31 @@ async def test_number_of_shards_is_fixed(first, settings, caplog):
         record.getMessage() for record in caplog.records if "shards" in record.getMessage()
     ] == ["this store was created with 2 shards; offsets_shards=7 is ignored"]
     await again.close()
+
+
+@ensureDeferred
+async def test_opened_shard_drops_what_topics_left_that_were_deleted_while_it_was_closed(
+    first, second
+):
+    shard = shard_of(first, 0)
+    key = partition_key(first.topics["orders"].topic_id, 0)
+    await second.open_shard(shard, 1)
+    log = await second.log("orders", 0)
+    await log.append([entry(0)])
+    await second._side_topics.create(key, 0)
+    await log.partition.change(written=1)
+    await second.close_shard(shard)
+    await first.delete_topic("orders")
+    await second.medium.log.wait_for(first.medium.log.revision)
+    side_topic = path_of(side_topic_name(second.settings, key, 0))
+    await second._admin.get(f"{side_topic}/stats", Any)
+    await second.open_shard(shard, 2)
+    rows = await second.shard_table(shard, TABLE)
+    for _ in range(100):
+        if not await rows.items():
+            break
+        await sleep(reactor, 0.1)
+    else:
+        pytest.fail("the rows of the partition are still there")
+    with pytest.raises(NotFound):
+        await second._admin.get(f"{side_topic}/stats", Any)

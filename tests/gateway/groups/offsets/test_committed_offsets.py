@@ -11,7 +11,7 @@ from gateway.coroutines import TimeSlices
 from gateway.groups.offsets.committed_offsets import MAX_LOGGED_GROUPS, CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode, KafkaError
-from storage.log import EntryTooLarge
+from storage.log import EntryTooLarge, Topic
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.memory_store import MemoryStore
 
@@ -170,6 +170,22 @@ def test_orphaned_offsets_are_deleted_at_start(env):
     reopened = restarted(env)
     assert offsets(reopened) == {("bills", 0): 1}
     assert len(reopened.broker.offsets) == rows_stored(reopened) == 1
+
+
+def test_opened_shard_drops_offsets_of_deleted_topics_and_keeps_those_of_unknown_ones(env):
+    """A topic that is not known yet was created after this gateway's last replayed row."""
+    commit(env, "g", {("orders", 0): 7, ("bills", 0): 1})
+    for name in ("orders", "bills"):
+        ended(env.broker.topics.delete(env.broker.topics.require(name)))
+    orders, bills = sorted(key[:16] for key in env.store.medium.tables["offsets"])
+    env.store.deleted_ids.add(orders)
+    offsets = CommittedOffsets(
+        env.store, env.broker.topics, env.broker.settings, env.clock, topics_may_return=True
+    )
+    ended(offsets.open_shard(0, TimeSlices(env.clock)))
+    assert [key[:16] for key in env.store.medium.tables["offsets"]] == [bills]
+    env.store.outside([Topic("bills", bills, 1)])
+    assert list(offsets.of_group("g")) == [("bills", 0)]
 
 
 def test_start_succeeds_if_orphans_cannot_be_deleted(env, caplog):

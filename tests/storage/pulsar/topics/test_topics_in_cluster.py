@@ -16,8 +16,9 @@ from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.retention_policies import KEEP_NOTHING, retention_of
 from storage.pulsar.topics.topic_calls import NotController, RemoteTopics
 from storage.pulsar.topics.topic_catalog import TopicCatalog
+from storage.pulsar.topics import topic_writer
 from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, properties_of
-from storage.pulsar.topics.topic_rows import SECTION, SectionRows
+from storage.pulsar.topics.topic_rows import SECTION, SectionRows, deletion_key
 from tests.storage.entries import topic
 from tests.storage.pulsar.topics.fake_topics import FakeMetadataLog, FakePulsar, LogMember
 
@@ -253,7 +254,10 @@ def test_topic_is_deleted_after_all_gateways_closed_its_logs(cluster: TwoGateway
     get(deleting)
     assert cluster.pulsar.partitions == {}
     assert cluster.following.catalog.topic_ids == set()
-    assert list(cluster.log.rows) == [EMPTY_ROW]
+    assert list(cluster.log.rows) == [
+        EMPTY_ROW,
+        SECTION + deletion_key(topic("orders").topic_id),
+    ]
 
 
 def test_followers_notice_deletions_once_they_are_final(cluster: TwoGateways) -> None:
@@ -273,6 +277,61 @@ def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None
     cluster.refresh()
     assert names(cluster.following) == []
     assert cluster.following.deletions == []
+    assert not cluster.following.catalog.is_deleted(topic("orders").topic_id)
+
+
+def test_every_gateway_knows_which_topics_were_deleted_also_after_its_start(
+    cluster: TwoGateways,
+) -> None:
+    first, again = topic("orders"), Topic("orders", b"again" + bytes(11), 1)
+    get(begin(cluster.leading.catalog.create(first)))
+    get(begin(cluster.leading.catalog.delete("orders")))
+    get(begin(cluster.leading.catalog.create(again)))
+    for gateway in (cluster.leading, cluster.following, GatewayCatalog(cluster)):
+        assert gateway.catalog.is_deleted(first.topic_id)
+        assert not gateway.catalog.is_deleted(again.topic_id)
+    assert cluster.following.deletions == ["orders"]
+
+
+def test_deletion_that_the_next_controller_notices_is_final(cluster: TwoGateways) -> None:
+    """Another program has created a topic of the same name by then."""
+    for name in ("orders", "bills"):
+        get(begin(cluster.leading.catalog.create(topic(name))))
+    cluster.waits_for_replay = True
+    for name in ("orders", "bills"):
+        begin(cluster.leading.catalog.delete(name))
+    del cluster.pulsar.partitions[THERE + "orders"]
+    cluster.make_in_pulsar("bills")
+    get(cluster.elect(cluster.following))
+    assert names(cluster.leading) == ["bills"]
+    assert sorted(cluster.leading.deletions) == ["bills", "orders"]
+    for name in ("orders", "bills"):
+        assert cluster.leading.catalog.is_deleted(topic(name).topic_id)
+
+
+def test_topic_that_another_program_creates_again_is_not_deleted(cluster: TwoGateways) -> None:
+    """Its id follows from its name."""
+    cluster.make_in_pulsar("theirs")
+    cluster.refresh()
+    topic_id = cluster.following.catalog.topics["theirs"].topic_id
+    get(begin(cluster.leading.catalog.delete("theirs")))
+    assert cluster.following.catalog.is_deleted(topic_id)
+    cluster.make_in_pulsar("theirs")
+    cluster.refresh()
+    assert cluster.following.catalog.topics["theirs"].topic_id == topic_id
+    assert not cluster.following.catalog.is_deleted(topic_id)
+
+
+def test_number_of_deleted_topics_in_the_log_is_limited(
+    cluster: TwoGateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_writer, "MAX_DELETED", 2)
+    for name in ("c", "b", "a"):
+        get(begin(cluster.leading.catalog.create(topic(name))))
+        get(begin(cluster.leading.catalog.delete(name)))
+    known = cluster.following.catalog.is_deleted
+    assert [known(topic(name).topic_id) for name in ("c", "b", "a")] == [False, True, True]
+    assert len(cluster.log.rows) == 3
 
 
 def test_topic_returns_if_a_gateway_does_not_close_its_logs(cluster: TwoGateways) -> None:
