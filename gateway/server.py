@@ -380,21 +380,22 @@ class GatewayServer:
     def _release_clients(self) -> None:
         """End what keeps clients at this gateway, which is cut off from the cluster.
 
-        They retry at the new leaders what cannot be stored here. Without its session, a consumer
-        asks for all partitions and receives their errors, also of those without new records. Other
-        requests, such as reads, may wait for Pulsar for half a minute: their connections are
-        closed.
+        Without its session, a consumer asks for all partitions and receives their errors, also of
+        those without new records. Requests for partitions that are being opened are refused. Reads
+        may wait for Pulsar for half a minute: their connections are closed.
+
+        Appends that Pulsar was given keep waiting, up to their timeout: Pulsar may store them, and
+        a producer that is not idempotent would write them twice.
         """
-        for connection in list(self._limits.connections):
-            connection.time_out_appends()
         if self._broker is not None:
             self._broker.fetch_sessions.clear()
+            self._broker.topics.refuse_openings()
         self._reactor.callLater(RELEASE_SECONDS, self._abort_waiting)
 
     def _abort_waiting(self) -> None:
         if self._broker is None or self._broker.leadership.may_serve():
             return
-        waiting = [one for one in self._limits.connections if not one.is_idle]
+        waiting = [one for one in self._limits.connections if one.waits_for_reads]
         for connection in waiting:
             connection.abort()
         if waiting:

@@ -168,12 +168,15 @@ class ShardLeadership:
             self._suspended_at = self._clock.seconds()
 
     def refuse(self) -> None:
-        """Refuse requests for open shards instead of holding them, until `resume`.
+        """Refuse requests instead of holding them, until `resume`.
 
         Other gateways lead these shards by now.
         """
         self._is_refusing = True
         self._recheck_held()
+        for one in self._shards:
+            if one.state is not ShardState.OPEN:
+                self._refuse_waiting(one, "this gateway is cut off from the cluster")
 
     def resume(self) -> None:
         """Serve again."""
@@ -205,6 +208,8 @@ class ShardLeadership:
             one = self._shards[shard]
             left = deadline - self._clock.seconds()
             try:
+                if self._is_refusing:
+                    raise NotLeader("this gateway is cut off from the cluster")
                 if one.state is ShardState.OPEN:
                     await self._wait_until_serving(min(left, self._left_to_hold(seconds)))
                 else:
@@ -214,8 +219,9 @@ class ShardLeadership:
 
     async def wait_until_serving(self, seconds: float) -> None:
         """Return once this gateway may serve as leader. Raises TimeoutError after `seconds`."""
-        if not self.may_serve():
-            await self._wait_until_serving(seconds)
+        deadline = self._clock.seconds() + seconds
+        while not self.may_serve():
+            await self._wait_until_serving(deadline - self._clock.seconds())
 
     async def _wait_until_serving(self, seconds: float) -> None:
         if self._serving is None:
@@ -227,8 +233,6 @@ class ShardLeadership:
 
     def _left_to_hold(self, seconds: float) -> float:
         """Seconds until held requests are refused: `seconds` after the gateway was suspended."""
-        if self._is_refusing:
-            return 0
         now = self._clock.seconds()
         return seconds if self._serving is None else self._suspended_at + seconds - now
 
@@ -277,12 +281,16 @@ class ShardLeadership:
         if one.wanted == epoch:
             return
         if epoch is None or one.state is ShardState.OPEN:
-            waiting, one.opened = one.opened, SharedResult()
-            waiting.fail(NotLeader(f"this gateway no longer leads shard {one.number}"))
+            self._refuse_waiting(one, f"this gateway no longer leads shard {one.number}")
         one.wanted = epoch
         if epoch is None:
             self._recheck_held()
         self._proceed(one)
+
+    def _refuse_waiting(self, one: _Shard, reason: str) -> None:
+        """Refuse the requests that wait until a shard is open."""
+        waiting, one.opened = one.opened, SharedResult()
+        waiting.fail(NotLeader(reason))
 
     def _recheck_held(self) -> None:
         """Let held requests check again whether this gateway leads their shard."""

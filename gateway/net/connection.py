@@ -251,18 +251,9 @@ class KafkaConnection(Protocol):
             self.transport.abortConnection()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether every request is answered."""
-        return self._dispatch.is_idle
-
-    def time_out_appends(self) -> None:
-        """Answer the appends that wait for the store as if they had timed out. Never raises."""
-        try:
-            self._dispatch.time_out_appends()
-        except Exception as failure:  # noqa: BLE001 - the caller has other connections
-            self._traffic.closing("error:bug")
-            _log.bug("appends not answered at their timeout", failure, peer=self.peer)
-            self.abort()
+    def waits_for_reads(self) -> bool:
+        """Whether requests are not answered yet, and none of them is an append."""
+        return not self._dispatch.is_idle and not self._dispatch.is_appending
 
     def drain(self) -> bool:
         """Accept no more requests.

@@ -111,7 +111,6 @@ class _InFlightRequest:
         "correlation_id",
         "deadline",
         "is_appending",
-        "on_timeout",
         "reply",
         "route",
         "size",
@@ -132,7 +131,6 @@ class _InFlightRequest:
         self.cancel: Cancel | None = None
         self.is_appending = False
         self.deadline: DelayedCall | None = None
-        self.on_timeout: Callable[[], Any] | None = None
         self.usage: RequestUsage | None = None
         self.stopwatch: RequestStopwatch | None = None
         self.throttle_ms = 0
@@ -181,6 +179,11 @@ class Dispatch:
     def is_idle(self) -> bool:
         """Whether no request is queued or unanswered."""
         return not self._in_flight and not self._queued_frames
+
+    @property
+    def is_appending(self) -> bool:
+        """Whether the outcome of an append is not known yet."""
+        return any(request.is_appending for request in self._in_flight)
 
     @property
     def muted_until(self) -> float:
@@ -405,7 +408,6 @@ class Dispatch:
         request.is_appending = not self._is_closed
         start(reply.reply, partial(self._answered_later, request), partial(self._failed, request))
         if reply.timeout_seconds is not None and request.reply is None:
-            request.on_timeout = reply.on_timeout
             request.deadline = self._broker.deadlines.callLater(
                 reply.timeout_seconds, self._timed_out, request, reply.on_timeout
             )
@@ -427,12 +429,6 @@ class Dispatch:
     def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
         if not self._is_closed:
             self._answered_later(request, on_timeout())
-
-    def time_out_appends(self) -> None:
-        """Send the timeout replies of the appends that are under way, which continue."""
-        for request in list(self._in_flight):
-            if request.reply is None and request.on_timeout is not None:
-                self._timed_out(request, request.on_timeout)
 
     def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
         """Record the reply. Returns whether it is to be sent."""

@@ -213,6 +213,12 @@ class PartitionOpener:
             )
         return partition
 
+    def refuse_openings(self, topics: Iterable[TopicState]) -> None:
+        """Refuse the requests that wait for a partition to open. The next one opens it again."""
+        for state in topics:
+            for index in list(state.opening):
+                state.opening.pop(index).result.fail(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
     async def close_shard(self, shard: int, topics: Iterable[TopicState]) -> None:
         """Discard the partitions of a shard and save their producer states.
 

@@ -89,6 +89,10 @@ class Topics:
         """Load the producer snapshots of a shard. Raises StorageError."""
         await self._snapshots.open_shard(shard, self.is_deleted)
 
+    def refuse_openings(self) -> None:
+        """Refuse the requests that wait for a partition to open."""
+        self.opener.refuse_openings(self)
+
     async def close_shard(self, shard: int) -> None:
         """Close the partitions of a shard and save their producer states."""
         await self.opener.close_shard(shard, self)

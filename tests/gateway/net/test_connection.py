@@ -489,22 +489,12 @@ def test_drain_closes_idle_connection_at_once():
     assert connection.transport.disconnecting
 
 
-def test_bug_in_a_timeout_reply_closes_only_its_connection(waiting, monkeypatch, caplog):
-    async def append(request, caller):
-        async def finish():
-            return await waiting
-
-        return DelayedReply(finish(), 5, lambda: 1 // 0)
-
-    route = Route(ApiKey.PRODUCE, append, lambda *_: None, lambda reply, _: [reply], False)
-    monkeypatch.setitem(ROUTES, (ApiKey.PRODUCE, 0), route)
+@pytest.mark.parametrize(("frame", "is_read"), [(PRODUCE, False), (POLL, True)])
+def test_connection_that_waits_for_an_append_does_not_wait_for_reads(waiting, frame, is_read):
     connection = FakeListener().connect()
-    receive(connection, PRODUCE)
-    connection.time_out_appends()
-    assert connection.transport.is_aborted
-    ((event, fields),) = events(caplog)
-    assert event == "appends not answered at their timeout"
-    assert fields["error"].startswith("ZeroDivisionError")
+    assert not connection.waits_for_reads
+    receive(connection, frame)
+    assert connection.waits_for_reads is is_read
 
 
 def test_drain_sends_pending_replies_and_accepts_no_more_requests(waiting):

@@ -714,16 +714,17 @@ def test_delayed_reply_after_timeout_is_dropped(handlers, client, monkeypatch):
     assert (client.receive(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
 
 
-def test_appends_of_a_gateway_that_is_cut_off_time_out_at_once(handlers, client, monkeypatch):
+def test_append_is_under_way_until_it_is_answered(handlers, client, monkeypatch):
     late(handlers, monkeypatch)
-    stored = handlers.waits(b"p1")
-    client.send(produce(b"p1"), produce(b"p2"))
-    client.dispatch.time_out_appends()
-    client.clock.advance(0)
-    assert [frame[4:] for frame in client.receive()] == [b"late", b"p2"]
-    stored.callback(b"p1")
-    client.clock.advance(10)
-    assert (client.receive(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
+    poll = handlers.waits(b"m1")
+    client.send(other(b"m1"))
+    assert not client.dispatch.is_appending
+    poll.callback(b"m1")
+    handlers.waits(b"p1")
+    client.send(produce(b"p1"))
+    assert client.dispatch.is_appending
+    client.clock.advance(5.3)
+    assert not client.dispatch.is_appending
 
 
 def test_reply_in_time_cancels_its_timeout(handlers, client, monkeypatch):

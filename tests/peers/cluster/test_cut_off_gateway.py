@@ -1,4 +1,7 @@
-"""A gateway that is cut off from Pulsar sends its clients to the other gateways."""
+"""A gateway that is cut off from Pulsar sends its clients to the other gateways.
+
+Appends under way wait for their outcome, also while all gateways are cut off.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from typing import Any
 import pytest
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from kafka.protocol.producer.produce import ProduceResponse
 
 from gateway.protocol.errors import ErrorCode
 from tests.legacy_clients.brokers import in_pulsar
-from tests.peers.cluster.gateways import Gateways, leaders, metadata
+from tests.peers.cluster.gateways import Gateways, end_offset, leaders, metadata
 from tests.peers.cluster.load import create_topic
-from tests.testkit.gateway import MIB, Peer, encode_request
+from tests.testkit.gateway import MIB, Peer, encode_request, one_record, produce_request
 from tests.testkit.pulsar_relay import PulsarRelays
 from tests.testkit.tenant import Tenant
 
@@ -82,4 +86,41 @@ def test_clients_leave_a_gateway_that_is_cut_off(tmp_path: Path, pulsar: Tenant)
                             lambda found: set(found.values()) == {OTHER},
                         )
             gateways.wait_until_led("orders", [RELAYED, OTHER])
+            assert gateways.unexpected_errors() == []
+
+
+def test_append_under_way_is_answered_when_pulsar_is_back_for_all_gateways(
+    tmp_path: Path, pulsar: Tenant
+) -> None:
+    """A producer that is not idempotent would write it twice if it had to retry."""
+    store = in_pulsar(pulsar)
+    with PulsarRelays(pulsar.settings()) as relays:
+        settings = {"offsets_shards": 2}
+        with Gateways(tmp_path, relays.redirected(store), 2, settings) as gateways:
+            gateways.launch()
+            create_topic(gateways.bootstrap, "orders", 1)
+            leader = gateways.nodes[gateways.wait_until_led("orders")[0]]
+            with leader.peer() as peer, leader.peer() as waiting, leader.peer() as other:
+                waiting.send(encode_request(fetch_request(0, 0, 0, max_wait_ms=900_000), 7))
+                request = produce_request("orders", one_record(b"once"))
+                request.timeout_ms = 600_000
+                with relays.cut():
+                    peer.send(encode_request(request, 7))
+                    for node in gateways.nodes.values():
+                        with node.peer() as asking:
+                            gateways.until(
+                                lambda peer=asking: metadata(peer, "orders"),
+                                lambda found: not found.brokers and not found.topics,
+                            )
+                    # Consumers are sent away.
+                    assert waiting.is_closed()
+                frame = peer.receive()
+                assert frame is not None
+                reply = ProduceResponse.decode(frame[4:], version=7)
+                row = reply.responses[0].partition_responses[0]
+                assert (row.error_code, row.base_offset) == (0, 0)
+                gateways.wait_until_led("orders")
+                gateways.until(
+                    lambda: end_offset(other, "orders", 0), lambda found: found == (0, 1)
+                )
             assert gateways.unexpected_errors() == []

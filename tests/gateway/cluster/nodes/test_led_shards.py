@@ -252,6 +252,17 @@ def test_partition_that_opens_when_its_shard_closes_is_refused_at_once(env):
     assert env.partition(index=GONE).log.leader_epoch == 1
 
 
+def test_requests_for_partitions_that_open_are_refused_when_the_gateway_is_cut_off(env):
+    env.store.slow_logs = slow = Deferred()
+    opening = Started(env.broker.topics.partition("orders", GONE))
+    env.broker.topics.refuse_openings()
+    assert opening.failure.code is NOT_LEADER
+    env.store.slow_logs = None
+    slow.callback(None)
+    assert env.partition(index=GONE).log.leader_epoch == 0
+    assert env.bugs == []
+
+
 def test_long_poll_on_closed_shard_is_answered_at_once(env):
     # Appends of the shard are in flight, so that the store does not close it yet.
     env.partition(index=0)

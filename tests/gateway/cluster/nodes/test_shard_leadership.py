@@ -272,3 +272,28 @@ def test_gateway_that_is_cut_off_holds_no_request(bench):
     bench.leadership.resume()
     bench.leadership.suspend()
     assert not bench.wait(3).is_done
+
+
+def test_gateway_that_is_cut_off_holds_no_request_for_shards_that_open(bench):
+    bench.slow()
+    bench.leadership.lead(3, 1)
+    bench.leadership.expect({4})
+    waiting = [bench.wait(3), bench.wait(4)]
+    bench.leadership.refuse()
+    assert [type(one.failure) for one in waiting] == [NotLeader, NotLeader]
+    assert [type(bench.wait(shard).failure) for shard in (3, 4)] == [NotLeader, NotLeader]
+    bench.leadership.resume()
+    assert not bench.wait(3).is_done
+
+
+def test_waiting_until_the_gateway_may_serve_ends_only_then(bench):
+    """Requests check again when a shard is resigned."""
+    is_permitted = False
+    bench.leadership.may_serve = lambda: is_permitted
+    bench.leadership.lead(3, 1)
+    waiting = Started(bench.leadership.wait_until_serving(5))
+    bench.clock.advance(4)
+    bench.leadership.resign(3)
+    assert not waiting.is_done
+    bench.clock.advance(1)
+    assert isinstance(waiting.failure, TimeoutError)
