@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from storage.log import StorageError, StorageFailed, Topic
 from storage.pulsar.topics.topic_listing import PulsarTopic
 from storage.pulsar.topics.topic_rows import (
-    ReplayedRows,
     DeletedTopic,
+    ReplayedRows,
     Rows,
     decode_deletion,
     decode_topic,
@@ -140,6 +140,4 @@ class TopicWriter:
         deleted = decode_deletion(row)
         is_known = deleted.topic_id in self._view.deleted
         self._view.deleted[deleted.topic_id] = deleted.number
-        return (
-            [] if is_known else [Topic(deleted.name, deleted.topic_id, deleted.partitions, {})]
-        )
+        return [] if is_known else [Topic(deleted.name, deleted.topic_id, deleted.partitions, {})]

@@ -13,10 +13,10 @@ from storage.pulsar.admin.admin_api import AdminFailed, PulsarAdmin
 from storage.pulsar.compaction.trim import CURSOR
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics import topic_writer
 from storage.pulsar.topics.retention_policies import KEEP_NOTHING, retention_of
 from storage.pulsar.topics.topic_calls import NotController, RemoteTopics
 from storage.pulsar.topics.topic_catalog import TopicCatalog
-from storage.pulsar.topics import topic_writer
 from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, properties_of
 from storage.pulsar.topics.topic_rows import SECTION, SectionRows, deletion_key
 from tests.storage.entries import topic
