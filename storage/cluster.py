@@ -228,6 +228,7 @@ class SharedStore(Store, Protocol):
     def applied_revision(self) -> int:
         """The last revision up to which this process has closed the logs of deleted topics.
 
-        Lower than the replayed revision while the log of a deleted topic is still being opened.
+        Lower than the replayed revision while the log of a deleted topic, or of one with another
+        entry format by now, is still being opened.
         """
         ...

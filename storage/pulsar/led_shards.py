@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import (
     CancelledError,
@@ -50,6 +50,13 @@ ROWS_AT_ONCE = 1000
 logger = logging.getLogger(__name__)
 
 
+class _Opening(NamedTuple):
+    """The revision of the metadata log when the opening of a log began, and the log's format."""
+
+    revision: int
+    is_native: bool
+
+
 class LedShards:
     """`check_open` raises LogClosed once the store is closed. `revision` is the metadata log's.
 
@@ -88,8 +95,8 @@ class LedShards:
         self._shard_slots = DeferredSemaphore(SHARDS_AT_ONCE)
         self._on_shard_lost: list[Callable[[int, str], None]] = []
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
-        self._opening: dict[tuple[str, int], int] = {}
-        """By topic and partition of a log that is being opened: the revision when that began."""
+        self._opening: dict[tuple[str, int], _Opening] = {}
+        """By topic and partition of a log that is being opened."""
         self._deleted = DeletedPartitions(
             admin.properties, self.delete_partition_state, settings.refresh_seconds, reactor
         )
@@ -170,21 +177,30 @@ class LedShards:
     def applied_revision(self) -> int:
         """`SharedStore.applied_revision`.
 
-        A producer that is created after the deletion of its topic would recreate the topic.
+        A producer that is created after the deletion of its topic would recreate the topic. A log
+        that is opened in a former entry format must be closed before the change is complete.
         """
+        topics = self._catalog.topics
         begun = [
-            revision
-            for (name, _), revision in self._opening.items()
-            if name not in self._catalog.topics
+            opening.revision
+            for (name, _), opening in self._opening.items()
+            if name not in topics or self._is_native(name) != opening.is_native
         ]
         return min(begun, default=self._revision())
 
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
-        self._opening[name, index] = self._revision()
+        is_native = name in self._catalog.topics and self._is_native(name)
         try:
-            return await self._open_log_of_shard(name, index, full_name)
-        finally:
-            del self._opening[name, index]
+            self._opening[name, index] = _Opening(self._revision(), is_native)
+            try:
+                return await self._open_log_of_shard(name, index, full_name)
+            finally:
+                del self._opening[name, index]
+        except UnknownTopic:
+            # Not before: a deletion, which waits for the opening, would block the call.
+            if name in self._catalog.topics:
+                await self._catalog.reload(name)
+            raise
 
     async def _open_log_of_shard(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
         check_may_write(full_name, self._may_write)
@@ -194,22 +210,21 @@ class LedShards:
         key = partition_key(self._catalog.topics[name].topic_id, index)
         shard = self._open_shard(key)
         partition = shard.partitions.get(key) or PartitionState(shard.rows, key, PartitionRow())
-        try:
-            log = await self._log_opener.open(
-                full_name,
-                self._entry_format(name),
-                partition,
-                shard.leader_epoch,
-                lambda log, error: self._log_ended(name, index, log, error),
-            )
-        except UnknownTopic:
-            await self._catalog.reload(name)
-            raise
+        entry_format = self._entry_format(name)
+        log = await self._log_opener.open(
+            full_name,
+            entry_format,
+            partition,
+            shard.leader_epoch,
+            lambda log, error: self._log_ended(name, index, log, error),
+        )
         topic = self._catalog.topics.get(name)
         try:
             self._check_open()
             if topic is None or partition_key(topic.topic_id, index) != key:
                 raise UnknownTopic(f"topic {name} was deleted while it was opened")
+            if self._is_native(name) != (entry_format == NATIVE):
+                raise StorageFailed(f"entry format of {name} was changed while it was opened")
             if self._shards.get(shard.number) is not shard:
                 raise ShardNotOpen(f"shard {shard.number} was closed while {full_name} was opened")
         except StorageError:
@@ -303,13 +318,16 @@ class LedShards:
                 or index >= topic.partitions
                 or partition_key(topic.topic_id, index) != log.partition.key
             )
-            if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
+            if is_gone or log.partition.row.is_native != self._is_native(name):
                 del self._logs.created[name, index]
                 log.close()
         self._deleted.topics_listed(self._catalog.topic_ids)
 
     def _entry_format(self, name: str) -> str:
         return self._catalog.entry_format(name) or self._settings.entry_format
+
+    def _is_native(self, name: str) -> bool:
+        return self._entry_format(name) == NATIVE
 
     async def _close_shard(self, shard: int) -> None:
         opened = self._shards.pop(shard, None)

@@ -44,13 +44,17 @@ class SlowLedShards:
         self.topics = {name: topic(name) for name in ("orders", "bills")}
         self.producer: Deferred[None] = Deferred()
         self.opened: list[OpenedLog] = []
+        self.format = "mixed_kafka"
+        self.reloads: list[Deferred[None]] = []
+        """The next calls of `TopicCatalog.reload`."""
         self.side_topics: list[tuple[bytes, int]] = []
         """Deleted side topics: key of the partition and generation."""
         catalog = SimpleNamespace(
             topics=self.topics,
             topic_ids=set(),
             full_name=lambda name, index: f"{name}-{index}",
-            entry_format=lambda name: "mixed_kafka",
+            entry_format=lambda name: self.format,
+            reload=self.reload,
             is_deleted=lambda topic_id: topic_id == GONE.topic_id,
         )
         unused: Any = None
@@ -71,6 +75,9 @@ class SlowLedShards:
         self.led._shards[0] = cast(
             Any, SimpleNamespace(number=0, leader_epoch=1, rows=None, partitions={})
         )
+
+    async def reload(self, name: str) -> None:
+        await self.reloads.pop(0)
 
     async def delete_side_topic(self, key: bytes, generation: int) -> None:
         self.side_topics.append((key, generation))
@@ -195,3 +202,37 @@ def test_state_that_cannot_be_deleted_is_logged(
     shards.led.topic_deleted(GONE)
     (record,) = caplog.records
     assert "no answer" in record.getMessage()
+
+
+def test_log_opened_in_a_former_entry_format_is_not_used(shards: SlowLedShards) -> None:
+    opening = shards.begin("orders")
+    shards.revision = 9
+    shards.format = "pulsar"
+    # The change is complete once no log is opened in the former format.
+    assert shards.led.applied_revision == 7
+    shards.producer.callback(None)
+    assert isinstance(opening.failure, StorageFailed)
+    assert shards.opened[0].is_closed
+    assert shards.led.applied_revision == 9
+
+
+def test_topic_is_looked_up_once_its_opening_no_longer_delays_a_deletion(
+    shards: SlowLedShards,
+) -> None:
+    """A deletion in progress waits for the opening, and the look-up for the deletion."""
+    looked_up: Deferred[None] = Deferred()
+    shards.reloads.append(looked_up)
+    opening = shards.begin("orders")
+    shards.producer.errback(UnknownTopic("no such topic in Pulsar"))
+    assert not opening.is_done
+    shards.delete("orders")
+    assert shards.led.applied_revision == 8
+    looked_up.callback(None)
+    assert isinstance(opening.failure, UnknownTopic)
+
+
+def test_topic_that_is_being_deleted_is_not_looked_up(shards: SlowLedShards) -> None:
+    opening = shards.begin("orders")
+    shards.delete("orders")
+    shards.producer.errback(UnknownTopic("no such topic in Pulsar"))
+    assert isinstance(opening.failure, UnknownTopic)
