@@ -47,7 +47,7 @@ from gateway.cluster.session_timing import SessionTiming
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
 from gateway.cluster.view import UNKNOWN, ClusterView, NodeReplay, ReplayProgress
 from gateway.coroutines import Cancel, Clock, SharedResult, call_later, start
-from storage.cluster import ClusterMedium, OtherController, Rows
+from storage.cluster import MAX_NODES, ClusterMedium, OtherController, Rows
 from storage.log import Fenced, StorageError, StoreInUse
 
 _log = logs.get_logger(__name__)
@@ -143,6 +143,8 @@ class ClusterNode:
         self._opens_shards = True
         self._gone: dict[int, str] = {}
         """By node id, the reason why a node leaves; only at the controller."""
+        self._refused: set[int] = set()
+        """Ids of nodes that the controller does not register, as logged."""
         self._shards_changed: float | None = None
         """Time of the last opening or closing of a shard here, None once it is logged."""
         self._on_cut_off: Callable[[], None] = _ignore
@@ -278,6 +280,10 @@ class ClusterNode:
             self._replayed.heard(message.node.node_id, message.revision, log.revision, now)
             if message.is_leaving:
                 self._gone[message.node.node_id] = "it is shutting down"
+            else:
+                # Its presence may have been lost for a moment.
+                self._gone.pop(message.node.node_id, None)
+            self._log_refused(message.node)
             arrived, self._heartbeat_arrived = self._heartbeat_arrived, SharedResult()
             arrived.succeed(None)
             self._run(self._controller.on_heartbeat(message, now))
@@ -327,6 +333,21 @@ class ClusterNode:
             if node_id not in before or before[node_id].registration != row.registration:
                 _log.info("node joined the cluster", node=node_id, host=row.host, pid=row.process)
 
+    def _log_refused(self, node: NodeRow) -> None:
+        """Log once that a node is not registered because there are too many."""
+        if node.node_id in self.image.nodes or len(self.image.nodes) < MAX_NODES:
+            self._refused.discard(node.node_id)
+        elif node.node_id not in self._refused:
+            self._refused.add(node.node_id)
+            _log.error(
+                "node refused, the cluster has the greatest number of nodes",
+                node=node.node_id,
+                host=node.host,
+                pid=node.process,
+                nodes=MAX_NODES,
+                remedy="stop a gateway",
+            )
+
     def _log_controller(self) -> None:
         row = self.image.controller
         if row is None or row.node_id == NO_NODE:
@@ -375,9 +396,22 @@ class ClusterNode:
         self._timer = None
         now = self._clock.seconds()
         self._log_shards(now)
-        self._run(self._member.tick(now))
+        is_failing = not self._tick(self._member, now)
         if self._controller is not None:
-            self._run(self._controller.tick(now))
+            is_failing |= not self._tick(self._controller, now)
+        if is_failing:
+            # The deadline may have passed: do not try again at once, and again and again.
+            self._schedule(self._timing.heartbeat_interval)
+
+    def _tick(self, machine: Member | Controller, now: float) -> bool:
+        """Returns False after a bug, which must not end the timer."""
+        try:
+            actions = machine.tick(now)
+        except Exception as failure:  # noqa: BLE001 - the next tick may be successful
+            _log.bug("cluster timer failed", failure, machine=type(machine).__name__)
+            return False
+        self._run(actions)
+        return True
 
     def _on_gone(self, node_id: int) -> None:
         self._watches.pop(node_id, None)
@@ -396,6 +430,7 @@ class ClusterNode:
         self._controller = None
         self._replayed.clear()
         self._gone.clear()
+        self._refused.clear()
         for stop in self._watches.values():
             stop()
         self._watches.clear()
@@ -424,7 +459,7 @@ class ClusterNode:
             self._is_running = False
             self._schedule()
 
-    def _schedule(self) -> None:
+    def _schedule(self, shortest: float = MIN_TIMER_SECONDS) -> None:
         if self._timer is not None:
             self._timer()
             self._timer = None
@@ -434,7 +469,7 @@ class ClusterNode:
         if self._controller is not None:
             deadline = min(deadline, self._controller.next_deadline)
         # Not 0: because of rounding, a timer may fire just before its deadline, again and again.
-        pause = max(deadline - self._clock.seconds(), MIN_TIMER_SECONDS)
+        pause = max(deadline - self._clock.seconds(), shortest)
         self._timer = call_later(self._clock, pause, self._on_timer)
 
     def _carry_out(self, action: Action) -> None:

@@ -395,7 +395,7 @@ class Controller:
         for node_id, (row, expires) in list(self._applicants.items()):
             if now >= expires:
                 del self._applicants[node_id]
-            elif node_id not in nodes:
+            elif node_id not in nodes and len(nodes) < MAX_NODES:
                 self._last_registration += 1
                 nodes[node_id] = replace(row, registration=self._last_registration)
                 rows[node_key(node_id)] = encode_row(nodes[node_id])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster import cluster_node, controller
 from gateway.cluster.cluster_messages import HeartbeatReply, encode_message
 from gateway.cluster.image import node_key, shard_key
 from gateway.cluster.member import Member
@@ -226,6 +227,29 @@ def test_node_continues_after_a_bug_in_an_action(group, caplog):
     assert counts(one, two) == [4, 4]
 
 
+def test_node_continues_after_a_bug_in_a_state_machine(group, monkeypatch, caplog):
+    one, two = group.join(1), group.join(2)
+    ticks = 0
+
+    def tick(member: Member, now: float) -> list[Any]:
+        nonlocal ticks
+        ticks += 1
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Member, "tick", tick)
+        # Nothing else wakes the node up.
+        group.medium.loses = lambda node_id, message: True
+        group.run(2)
+    # Both nodes tried again in each interval, not each millisecond. At the controller, the
+    # confirmation of its role sets the timer as well.
+    assert 4 <= ticks <= 2 * 2 * 2 / TIMING.heartbeat_interval
+    assert {event for event, _ in events(caplog)} >= {"cluster timer failed"}
+    group.medium.loses = lambda node_id, message: False
+    group.run(10)
+    assert counts(one, two) == [4, 4]
+
+
 def test_leaving_hands_over_all_shards_before_it_ends(group):
     one, two = group.join(1), group.join(2)
     leaving = Started(one.membership.leave(10))
@@ -358,6 +382,33 @@ def test_changes_of_nodes_are_logged(group, caplog):
         ("shards led by this gateway", {"count": SHARDS}),
     ]
     assert one.node.is_controller
+
+
+def test_presence_that_was_lost_for_a_moment_is_not_why_a_node_leaves_later(group, caplog):
+    one, two = group.join(1), group.join(2)
+    group.run(TIMING.session_timeout)
+    group.medium.drop_presence(2)
+    group.run(2)
+    assert set(one.node.image.nodes) == {1, 2}
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    cut_off(group, two)
+    group.run(TIMING.session_timeout + 1)
+    left = [fields["reason"] for event, fields in events(caplog) if "reason" in fields]
+    assert "no heartbeat" in left
+
+
+def test_node_beyond_the_limit_is_refused_and_logged(group, monkeypatch, caplog):
+    for module in (controller, cluster_node):
+        monkeypatch.setattr(module, "MAX_NODES", 2)
+    one, two, three = (group.join(number) for number in (1, 2, 300))
+    assert set(one.node.image.nodes) == {1, 2}
+    assert three.open_shards == set()
+    refused = [fields for event, fields in events(caplog) if event.startswith("node refused")]
+    assert [(fields["node"], fields["nodes"]) for fields in refused] == [(300, 2)]
+    two.stop()
+    group.run(5)
+    assert set(one.node.image.nodes) == {1, 300}
 
 
 def test_unreadable_rows_are_logged_when_they_arrive_and_at_the_start(group, caplog):
