@@ -233,16 +233,13 @@ class PulsarMetadataLog:
             size += put.size
             burst.append(put)
             rows.update(put.rows)
-        revision = self._replay.revision + 1
-        failure: StorageError | None = None
         try:
-            await term.writer.put(rows | revision_row(revision))
-        except StorageError as error:
-            failure = error
-        if failure is None:
-            if not self._replay.apply(revision, rows):
-                raise AssertionError(f"revision {revision} after {self._replay.revision}")
-        elif isinstance(failure, LogClosed):
+            failure = await self._store(term, rows)
+        except BaseException:
+            for put in burst:
+                put.settle(Fenced("this gateway is no longer the controller after a bug"))
+            raise
+        if isinstance(failure, LogClosed):
             failure = Fenced("this gateway is no longer the controller; the outcome is unknown")
         elif isinstance(failure, Fenced):
             self._lost(str(failure), term)
@@ -250,6 +247,17 @@ class PulsarMetadataLog:
             put.settle(failure)
         if failure is not None and not isinstance(failure, (Fenced, EntryTooLarge)):
             await self._learn_outcome(term)
+
+    async def _store(self, term: WriterTerm, rows: Rows) -> StorageError | None:
+        """Store and replay a burst. Returns the failure; raises only after a bug."""
+        revision = self._replay.revision + 1
+        try:
+            await term.writer.put({**rows, **revision_row(revision)})
+        except StorageError as error:
+            return error
+        if not self._replay.apply(revision, rows):
+            raise AssertionError(f"revision {revision} after {self._replay.revision}")
+        return None
 
     async def _learn_outcome(self, term: WriterTerm) -> None:
         """Replay the log after a failed burst. Repeats this until Pulsar answers."""

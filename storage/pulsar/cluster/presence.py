@@ -27,7 +27,7 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import DelayedCall, Reactor
 from storage.cluster import NodeIdInUse
-from storage.log import Fenced, StorageError, StorageFailed
+from storage.log import Fenced, StorageError
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -187,8 +187,10 @@ class PulsarPresence:
                         self._holder = None
                         self._on_taken(f"{describe(other)} has taken this gateway's node id")
                         return
-            except StorageFailed as error:
+            except StorageError as error:
                 log.debug("claiming the node id again failed, retrying: %s", error)
+            except Exception:
+                log.exception("bug: claiming the node id failed, retrying")
             else:
                 if self._holder is not holder:
                     await close_producer(self._client, producer)

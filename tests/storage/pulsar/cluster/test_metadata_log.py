@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 
 import pulsar as client_library
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor, threads
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from storage.cluster import OtherController, Rows
@@ -218,6 +219,31 @@ async def test_cluster_and_gateway_outside_it_refuse_each_other(
         await old.release()
         await admin.close()
         await client.close()
+
+
+@ensureDeferred
+async def test_bug_while_writing_ends_the_role_and_all_puts(
+    bench: PulsarClusterBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await bench.process("writer")
+    await writer.log.acquire(force=False)
+    term = writer.log._term
+    assert term
+
+    async def fail(rows: Rows) -> None:
+        await deferLater(reactor, 0)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(term.writer, "put", fail)
+    puts = [Deferred.fromCoroutine(awaited(writer.log.put({key: b"1"}))) for key in (b"a", b"b")]
+    for put in puts:
+        with pytest.raises(Fenced):
+            await put
+    assert not writer.log.is_writer
+
+
+async def awaited(put: Awaitable[None]) -> None:
+    await put
 
 
 @ensureDeferred

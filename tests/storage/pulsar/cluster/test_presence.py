@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pulsar as client_library
@@ -12,10 +13,12 @@ import pytest
 from msgspec.structs import replace
 from pytest_twisted import ensureDeferred
 from twisted.internet import threads
+from twisted.internet.defer import Deferred, fail
 
 from storage.cluster import NodeIdInUse
+from storage.log import LogClosed
 from storage.pulsar.cluster import presence
-from storage.pulsar.cluster.presence import NodeHolder
+from storage.pulsar.cluster.presence import NodeHolder, PulsarPresence
 from storage.pulsar.cluster.presence_watch import node_topic
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.storage.pulsar.cluster.member_processes import MemberProcesses
@@ -61,9 +64,21 @@ async def test_killed_process_is_noticed_and_its_id_is_free(bench: PulsarCluster
 
 @ensureDeferred
 async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
-    bench: PulsarClusterBench, caplog: pytest.LogCaptureFixture
+    bench: PulsarClusterBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a restart of the broker, if the controller connects before the node."""
+    """As after a restart of the broker, if the controller connects before the node.
+
+    An unexpected error does not end the attempts.
+    """
+    failures: list[Exception] = [LogClosed("set by the test"), RuntimeError("a bug")]
+    open_producer = PulsarPresence._open
+
+    def fail_first(own: PulsarPresence, holder: NodeHolder) -> Deferred[Any]:
+        if own is one.presence and "node id lost" in caplog.text and failures:
+            return fail(failures.pop())
+        return open_producer(own, holder)
+
+    monkeypatch.setattr(PulsarPresence, "_open", fail_first)
     one, two = await bench.process("one"), await bench.process("two")
     taken: list[str] = []
     one.presence.when_taken(taken.append)
@@ -76,6 +91,7 @@ async def test_id_is_claimed_again_after_the_topic_was_taken_for_a_moment(
     await until(lambda: "node id lost in Pulsar" in caplog.text)
     await threads.deferToThread(client.close)
     await until(lambda: "node id claimed again" in caplog.text)
+    assert failures == []
     with pytest.raises(NodeIdInUse, match=rf"in use by one \(process {os.getpid()} "):
         await two.presence.claim(1, "two")
     assert taken == []
