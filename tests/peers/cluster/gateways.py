@@ -25,8 +25,10 @@ LATEST = -1
 
 
 class Gateways:
-    """`store` are the arguments for the store, `settings` are passed with --set. The nodes have the
-    ids 1 to `count`. `stores` has, by node id, other arguments for the store, for example a proxy.
+    """`store` are the arguments for the store, `settings` are passed with --set.
+
+    The nodes have the ids 1 to `count`, or free ones if `node_id` in the settings is None. `stores`
+    has, by node id, other arguments for the store, for example a proxy.
     """
 
     def __init__(
@@ -44,7 +46,11 @@ class Gateways:
             number: RetryingGateway(
                 folder,
                 stores.get(number, store),
-                {**settings, "node_id": number},
+                {
+                    key: value
+                    for key, value in {"node_id": number, **settings}.items()
+                    if value is not None
+                },
                 name=f"gateway-{number}",
             )
             for number in range(1, count + 1)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.legacy_clients.brokers import in_pulsar
-from tests.peers.cluster.gateways import Gateways, leaders
+from tests.peers.cluster.gateways import Gateways, leaders, metadata
 from tests.peers.cluster.load import create_topic
+from tests.testkit.gateway import Peer
 from tests.testkit.kafka import free_ports
 from tests.testkit.tenant import Tenant
 
@@ -23,12 +24,13 @@ def children(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def test_killed_worker_is_restarted_and_workers_stop_together(
+def test_workers_keep_their_free_ids_after_a_kill_and_a_restart(
     tmp_path: Path, pulsar: Tenant
 ) -> None:
+    """Without `--node-id`, each worker takes a free id, and later the id of its address."""
     (port,) = free_ports(1)
     second = ("--workers", "2", "--listener", f"PLAINTEXT://127.0.0.1:{port}")
-    settings = {"offsets_shards": PARTITIONS}
+    settings = {"offsets_shards": PARTITIONS, "node_id": None}
     with Gateways(tmp_path, (*in_pulsar(pulsar), *second), 1, settings) as gateways:
         gateways.launch()
         supervisor = gateways.nodes[1]
@@ -37,8 +39,19 @@ def test_killed_worker_is_restarted_and_workers_stop_together(
             with supervisor.peer() as peer:
                 return set(leaders(peer, "orders").values())
 
+        def ids() -> list[dict[int, int]]:
+            """Node ids by port, as both workers know them."""
+            with supervisor.peer() as one, Peer(("127.0.0.1", port)) as two:
+                return [
+                    {broker.port: broker.node_id for broker in metadata(peer).brokers}
+                    for peer in (one, two)
+                ]
+
         create_topic(supervisor.bootstrap, "orders", PARTITIONS)
-        gateways.until(leading, lambda found: found == {1, 2})
+        taken = gateways.until(ids, lambda found: found[0] == found[1] and len(found[0]) == 2)
+        numbers = set(taken[0].values())
+        assert numbers == {0, 1}
+        gateways.until(leading, lambda found: found == numbers)
         before = children(supervisor.process.pid)
         assert len(before) == 2
         killed = min(before)
@@ -47,9 +60,13 @@ def test_killed_worker_is_restarted_and_workers_stop_together(
             lambda: children(supervisor.process.pid),
             lambda found: len(found) == 2 and killed not in found,
         )
-        gateways.until(leading, lambda found: found == {1, 2})
+        gateways.until(ids, lambda found: found == taken)
+        gateways.until(leading, lambda found: found == numbers)
         create_topic(f"{supervisor.bootstrap},127.0.0.1:{port}", "later", 1)
         assert supervisor.has_logged("worker ended, restarting it")
         supervisor.end()
         assert [pid for pid in workers if Path(f"/proc/{pid}").exists()] == []
+        gateways.launch()
+        gateways.until(ids, lambda found: found == taken)
+        gateways.until(leading, lambda found: found == numbers)
         assert gateways.unexpected_errors() == []
