@@ -5,6 +5,7 @@ Appends under way wait for their outcome, also while all gateways are cut off.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.cluster.gateways import Gateways, end_offset, leaders, metadata
 from tests.peers.cluster.load import create_topic
 from tests.testkit.gateway import MIB, Peer, encode_request, one_record, produce_request
+from tests.testkit.pulsar import Pulsar
 from tests.testkit.pulsar_relay import PulsarRelays
 from tests.testkit.tenant import Tenant
 
@@ -90,37 +92,35 @@ def test_clients_leave_a_gateway_that_is_cut_off(tmp_path: Path, pulsar: Tenant)
 
 
 def test_append_under_way_is_answered_when_pulsar_is_back_for_all_gateways(
-    tmp_path: Path, pulsar: Tenant
+    tmp_path: Path, restartable_pulsar: Pulsar
 ) -> None:
     """A producer that is not idempotent would write it twice if it had to retry."""
-    store = in_pulsar(pulsar)
-    with PulsarRelays(pulsar.settings()) as relays:
-        settings = {"offsets_shards": 2}
-        with Gateways(tmp_path, relays.redirected(store), 2, settings) as gateways:
-            gateways.launch()
-            create_topic(gateways.bootstrap, "orders", 1)
-            leader = gateways.nodes[gateways.wait_until_led("orders")[0]]
-            with leader.peer() as peer, leader.peer() as waiting, leader.peer() as other:
-                waiting.send(encode_request(fetch_request(0, 0, 0, max_wait_ms=900_000), 7))
-                request = produce_request("orders", one_record(b"once"))
-                request.timeout_ms = 600_000
-                with relays.cut():
-                    peer.send(encode_request(request, 7))
-                    for node in gateways.nodes.values():
-                        with node.peer() as asking:
-                            gateways.until(
-                                lambda peer=asking: metadata(peer, "orders"),
-                                lambda found: not found.brokers and not found.topics,
-                            )
-                    # Consumers are sent away.
-                    assert waiting.is_closed()
-                frame = peer.receive()
-                assert frame is not None
-                reply = ProduceResponse.decode(frame[4:], version=7)
-                row = reply.responses[0].partition_responses[0]
-                assert (row.error_code, row.base_offset) == (0, 0)
-                gateways.wait_until_led("orders")
-                gateways.until(
-                    lambda: end_offset(other, "orders", 0), lambda found: found == (0, 1)
-                )
-            assert gateways.unexpected_errors() == []
+    store = in_pulsar(restartable_pulsar.tenant())
+    with Gateways(tmp_path, store, 2, {"offsets_shards": 2}) as gateways:
+        gateways.launch()
+        create_topic(gateways.bootstrap, "orders", 1)
+        leader = gateways.nodes[gateways.wait_until_led("orders")[0]]
+        with leader.peer() as producer, leader.peer() as consumer, leader.peer() as other:
+            consumer.send(encode_request(fetch_request(0, 0, 0, max_wait_ms=900_000), 7))
+            request = produce_request("orders", one_record(b"once"))
+            request.timeout_ms = 600_000
+            restartable_pulsar.pause()
+            try:
+                producer.send(encode_request(request, 7))
+                for node in gateways.nodes.values():
+                    with node.peer() as peer:
+                        gateways.until(
+                            partial(metadata, peer, "orders"),
+                            lambda found: not found.brokers and not found.topics,
+                        )
+                assert consumer.is_closed()
+            finally:
+                restartable_pulsar.resume()
+            frame = producer.receive()
+            assert frame is not None
+            reply = ProduceResponse.decode(frame[4:], version=7)
+            row = reply.responses[0].partition_responses[0]
+            assert (row.error_code, row.base_offset) == (0, 0)
+            gateways.until(partial(end_offset, other, "orders", 0), lambda found: found == (0, 1))
+        gateways.wait_until_led("orders")
+        assert gateways.unexpected_errors() == []
