@@ -97,6 +97,10 @@ class LedShards:
         self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
         self._opening: dict[tuple[str, int], _Opening] = {}
         """By topic and partition of a log that is being opened."""
+        self._disconnecting = 0
+        """Number of logs of deleted or reformatted topics that are not disconnected yet."""
+        self._disconnected_revision = 0
+        """The last revision at which there was none, when `applied_revision` was read."""
         self._deleted = DeletedPartitions(
             admin.properties, self.delete_partition_state, settings.refresh_seconds, reactor
         )
@@ -180,13 +184,15 @@ class LedShards:
         A producer that is created after the deletion of its topic would recreate the topic. A log
         that is opened in a former entry format must be closed before the change is complete.
         """
+        if not self._disconnecting:
+            self._disconnected_revision = self._revision()
         topics = self._catalog.topics
         begun = [
             opening.revision
             for (name, _), opening in self._opening.items()
             if name not in topics or self._is_native(name) != opening.is_native
         ]
-        return min(begun, default=self._revision())
+        return min([*begun, self._disconnected_revision])
 
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
         is_native = name in self._catalog.topics and self._is_native(name)
@@ -228,7 +234,7 @@ class LedShards:
             if self._shards.get(shard.number) is not shard:
                 raise ShardNotOpen(f"shard {shard.number} was closed while {full_name} was opened")
         except StorageError:
-            log.close()
+            await log.disconnect()
             raise
         shard.partitions[key] = partition
         self._deleted.opened(key, full_name)
@@ -266,7 +272,7 @@ class LedShards:
 
     def close_logs(self, name: str) -> Deferred[Any]:
         keys = [key for key in self._logs.created if key[0] == name]
-        return DeferredList([self._logs.created.pop(key).close() for key in keys])
+        return DeferredList([self._logs.created.pop(key).disconnect() for key in keys])
 
     def topic_deleted(self, topic: Topic) -> None:
         """Delete what remains of a topic that another gateway deleted."""
@@ -320,8 +326,12 @@ class LedShards:
             )
             if is_gone or log.partition.row.is_native != self._is_native(name):
                 del self._logs.created[name, index]
-                log.close()
+                self._disconnecting += 1
+                log.disconnect().addBoth(self._disconnected)
         self._deleted.topics_listed(self._catalog.topic_ids)
+
+    def _disconnected(self, _: object) -> None:
+        self._disconnecting -= 1
 
     def _entry_format(self, name: str) -> str:
         return self._catalog.entry_format(name) or self._settings.entry_format

@@ -329,11 +329,11 @@ class PulsarStore:
             topic = self.topics.get(name)
             if topic is None or topic.topic_id != expected.topic_id:
                 raise UnknownTopic(f"topic {name} was deleted by another client")
-            await self._led.close_logs(name)
+            await self._within("logs of a deleted topic", self._led.close_logs(name))
             await self._catalog.delete(name)
         finally:
             self._led.deleting.discard(name)
-        await self._led.close_logs(name)
+        await self._within("logs of a deleted topic", self._led.close_logs(name))
         for index in range(topic.partitions):
             await self._led.delete_partition_state(partition_key(topic.topic_id, index))
 

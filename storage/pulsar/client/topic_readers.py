@@ -7,16 +7,19 @@ time.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pulsar
+from twisted.internet.defer import Deferred
 
-from storage.log import StorageFailed
+from storage.log import LOG_CLOSED, LogClosed, StorageFailed
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header, parse_header
 from storage.pulsar.log.offset_index import Position
@@ -65,8 +68,57 @@ class ReaderSource:
         self.settings = client.settings
         self.began: tuple[tuple[tuple[int, int], int], ...] = ()
         self.is_closed = False
+        """Whether readers are closed when their read ends."""
         self._message_bytes = 0.0
         self.has_foreign_messages = False
+        self._lock = threading.Lock()
+        self._connected = 0
+        """Number of the library's readers that are open or being opened."""
+        self._disconnecting: list[Deferred[None]] | None = None
+        """Waiting calls of `disconnect`; None before the first."""
+
+    def open(self, start: Position | None, queue: int) -> Any:
+        """Open a reader of the library in a thread. Close it with `close`.
+
+        Raises LogClosed once `disconnect` was called, because it might create the topic again.
+        """
+        with self._lock:
+            if self._disconnecting is not None:
+                raise LogClosed(LOG_CLOSED)
+            self._connected += 1
+        try:
+            return self.client.reader(self.topic, message_id_of(start), queue=queue)
+        except BaseException:
+            self._disconnected()
+            raise
+
+    def close(self, reader: Any) -> None:
+        """Close a reader in a thread."""
+        try:
+            close(reader)
+        finally:
+            self._disconnected()
+
+    def disconnect(self) -> Deferred[None]:
+        """Open no more readers. Fires when all are closed, in the reactor's thread."""
+        done: Deferred[None] = Deferred()
+        self.is_closed = True
+        with self._lock:
+            waiting = self._disconnecting = self._disconnecting or []
+            if self._connected:
+                waiting.append(done)
+                return done
+        done.callback(None)
+        return done
+
+    def _disconnected(self) -> None:
+        with self._lock:
+            self._connected -= 1
+            if self._connected or not self._disconnecting:
+                return
+            waiting, self._disconnecting = self._disconnecting, []
+        for done in waiting:
+            self.client.reactor_calls.post(partial(done.callback, None))
 
     @property
     def queue(self) -> int:
@@ -164,11 +216,7 @@ def find_message(
     Includes messages that only mark an offset.
     """
     found: tuple[Header, Position, Any] | None = None
-    reader = source.client.reader(
-        source.topic,
-        message_id_of(start),
-        queue=source.queue if for_last or source.has_foreign_messages else 1,
-    )
+    reader = source.open(start, source.queue if for_last or source.has_foreign_messages else 1)
     try:
         for message in source.messages(reader, source.deadline()):
             position = position_of(message)
@@ -182,7 +230,7 @@ def find_message(
     except pulsar.Timeout:
         raise source.timeout_error() from None
     finally:
-        close(reader)
+        source.close(reader)
     return StoredMessage(found[0], found[1], found[2].data()) if found else None
 
 
@@ -243,7 +291,7 @@ class OpenReader:
         reader, self._reader = self._reader, None
         self._held.clear()
         if reader:
-            close(reader)
+            self.source.close(reader)
 
     def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
         """The next message; None at the end, or on a timeout if there is something to return
@@ -282,11 +330,9 @@ class OpenReader:
             < queue
             < self._queue * QUEUE_MISMATCH_FACTOR
         ):
-            close(self._reader)
-            self._reader = None
+            reader, self._reader = self._reader, None
+            self.source.close(reader)
         if self._reader is None:
             self._queue = queue
-            self._reader = self.source.client.reader(
-                self.source.topic, message_id_of(self._start), queue=queue
-            )
+            self._reader = self.source.open(self._start, queue)
         return self._reader

@@ -6,7 +6,7 @@ Each earlier range of offsets is read in its own format; the newest range is app
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
@@ -27,6 +27,13 @@ class PulsarPartitionLog(PartitionLog, Protocol):
     async def idle(self) -> None: ...
     async def store_end_offset(self) -> None: ...
     def close(self) -> Deferred[None]: ...
+    def disconnect(self) -> Deferred[Any]:
+        """As `close`. Fires once nothing of this log is connected to the topic.
+
+        A producer or reader that connects to a deleted topic would create it again.
+        """
+        ...
+
     async def position_of(self, offset: int) -> Position | None: ...
 
 
@@ -172,6 +179,9 @@ class MultiFormatLog:
 
     def close(self) -> Deferred[None]:
         return self._current.close()
+
+    def disconnect(self) -> Deferred[Any]:
+        return self._current.disconnect()
 
     async def position_of(self, offset: int) -> Position | None:
         for range_reader in self._range_readers:

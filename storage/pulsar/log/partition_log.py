@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import (
     LOG_CLOSED,
@@ -284,6 +285,10 @@ class PulsarLog:
         Fires when the producer is closed.
         """
         return self._append_queue.end(LogClosed(LOG_CLOSED))
+
+    def disconnect(self) -> Deferred[Any]:
+        """As `close`. Fires when the readers are closed as well; no reader is opened any more."""
+        return DeferredList([self.close(), self._reader.disconnect()])
 
     async def position_of(self, offset: int) -> Position | None:
         """The position in Pulsar's topic of the message with `offset`."""

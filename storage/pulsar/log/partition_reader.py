@@ -11,6 +11,8 @@ from bisect import insort
 from collections.abc import Callable
 from functools import partial
 
+from twisted.internet.defer import Deferred
+
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.reader_cache import ReaderCache
@@ -219,6 +221,11 @@ class PartitionReader:
     async def close(self) -> None:
         """Close the partition's readers; those in use are closed when their read ends."""
         self._cache.forget(self._source)
+
+    def disconnect(self) -> Deferred[None]:
+        """Close the partition's readers, and open no more. Fires when all are closed."""
+        self._cache.forget(self._source)
+        return self._source.disconnect()
 
     async def _read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63

@@ -307,6 +307,10 @@ class NativeLog:
         """Close the log because the topic was deleted or the store is closing."""
         return self.end(LogClosed(LOG_CLOSED))
 
+    def disconnect(self) -> Deferred[None]:
+        """As `close`, which also closes the reader of the log's end."""
+        return self.close()
+
     async def idle(self) -> None:
         """Return when all appends have succeeded or failed."""
         if self.tail_entries.in_flight and self.status.end_reason is None:

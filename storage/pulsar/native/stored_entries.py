@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from twisted.internet.defer import Deferred, DeferredList
+
 from storage.log import Entry
 from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import NotFound, PeekedEntry
@@ -72,6 +74,7 @@ class NativeEntries:
         self.last = START
         self.average_bytes = 1024
         self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
+        self._is_closed = False
 
     async def assign_offsets(self, counter: IndexCounter, packed: PackedEntry) -> Entry:
         """Return `packed` as an Entry with Kafka offsets.
@@ -169,8 +172,10 @@ class NativeEntries:
         return self._first_offset(await self.finder.peek(entries.position(number)))
 
     async def close(self) -> None:
-        while self._cursors:
-            self._close(self._cursors.popitem()[0])
+        """Close the readers; those in use are closed when their read ends."""
+        self._is_closed = True
+        cursors, self._cursors = list(self._cursors), OrderedDict()
+        await DeferredList([self._close(cursor) for cursor in cursors])
 
     def _first_offset(self, peeked: PeekedEntry) -> int:
         return self.base + peeked.index - peeked.messages + 1
@@ -195,9 +200,12 @@ class NativeEntries:
         return await self.finder.first(entries, lambda one: one.index >= offset - self.base)
 
     def _cache(self, cursor: ReadCursor) -> None:
+        if self._is_closed:
+            self._close(cursor)
+            return
         self._cursors[cursor] = None
         while len(self._cursors) > MAX_CACHED_CURSORS:
             self._close(self._cursors.popitem(last=False)[0])
 
-    def _close(self, cursor: ReadCursor) -> None:
-        self.client.run(cursor.reader.close).addErrback(lambda _: None)
+    def _close(self, cursor: ReadCursor) -> Deferred[None]:
+        return self.client.run(cursor.reader.close).addErrback(lambda _: None)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from storage.log import LogClosed, StorageFailed, UnknownTopic
@@ -32,8 +32,12 @@ GONE = topic("gone", 2)
 class OpenedLog:
     is_closed = False
 
-    def close(self) -> None:
+    def __init__(self) -> None:
+        self.disconnected: Deferred[None] = succeed(None)
+
+    def disconnect(self) -> Deferred[None]:
         self.is_closed = True
+        return self.disconnected
 
 
 class SlowLedShards:
@@ -129,7 +133,7 @@ def test_opening_of_another_topic_does_not_delay_a_deletion(shards: SlowLedShard
     assert shards.led.applied_revision == 8
 
 
-class Rows:
+class PartitionTable:
     """The table of partitions of a shard."""
 
     def __init__(self) -> None:
@@ -143,7 +147,7 @@ class Rows:
         self.puts.append(list(rows))
 
 
-def loaded_shard(rows: Rows, number: int = 0) -> Any:
+def loaded_shard(rows: PartitionTable, number: int = 0) -> Any:
     """A shard with the partition 0 of `gone`, which has a side topic, and one of `orders`."""
     gone, kept = (partition_key(one.topic_id, 0) for one in (GONE, topic("orders")))
     table = cast(Any, rows)
@@ -165,7 +169,7 @@ def test_opened_shard_drops_what_deleted_topics_left(
     shards: SlowLedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were deleted while no gateway had the shard open."""
-    rows = Rows()
+    rows = PartitionTable()
     made = loaded_shard(rows)
     state = made.partitions[partition_key(GONE.topic_id, 0)]
 
@@ -186,7 +190,7 @@ def test_opened_shard_drops_what_deleted_topics_left(
 
 
 def test_led_shards_drop_partitions_that_this_process_never_opened(shards: SlowLedShards) -> None:
-    rows = Rows()
+    rows = PartitionTable()
     shards.led._shards[0] = loaded_shard(rows)
     shards.led.topic_deleted(GONE)
     assert len(rows.puts) == 1
@@ -196,7 +200,7 @@ def test_led_shards_drop_partitions_that_this_process_never_opened(shards: SlowL
 def test_state_that_cannot_be_deleted_is_logged(
     shards: SlowLedShards, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = Rows()
+    rows = PartitionTable()
     rows.failure = StorageFailed("no answer")
     shards.led._shards[0] = loaded_shard(rows)
     shards.led.topic_deleted(GONE)
@@ -236,3 +240,21 @@ def test_topic_that_is_being_deleted_is_not_looked_up(shards: SlowLedShards) -> 
     shards.delete("orders")
     shards.producer.errback(UnknownTopic("no such topic in Pulsar"))
     assert isinstance(opening.failure, UnknownTopic)
+
+
+def test_deletion_is_applied_once_the_logs_of_the_topic_are_disconnected(
+    shards: SlowLedShards,
+) -> None:
+    shards.producer.callback(None)
+    log = shards.begin("orders").result
+    log.partition = SimpleNamespace(
+        key=partition_key(topic("orders").topic_id, 0), row=PartitionRow()
+    )
+    log.disconnected = Deferred()
+    assert shards.led.applied_revision == 7
+    shards.delete("orders")
+    shards.led.topics_changed()
+    assert log.is_closed
+    assert shards.led.applied_revision == 7
+    log.disconnected.callback(None)
+    assert shards.led.applied_revision == 8

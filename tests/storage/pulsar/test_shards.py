@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred, DeferredList
 
 from storage.bridge import sleep
 from storage.log import Fenced, LogClosed, ShardNotOpen, StorageFailed
@@ -21,7 +23,7 @@ from storage.pulsar.topics.pulsar_names import path_of
 from storage.shards import partition_shard
 from tests.storage.entries import bases, entry, everything, topic
 from tests.storage.open_shards import open_as_controller
-from tests.testkit.settle import settle
+from tests.testkit.settle import settle, until
 from tests.testkit.tenant import Tenant
 
 pytestmark = pytest.mark.peer
@@ -167,6 +169,59 @@ async def test_nothing_is_written_if_process_may_not_write_after_fencing(first, 
     log = await first.log("orders", 0)
     await log.append([entry(0)])
     assert bases(await everything(log)) == [0]
+
+
+@ensureDeferred
+async def test_topic_is_deleted_once_no_gateway_can_create_it_again(
+    first, second, pulsar, monkeypatch
+):
+    """The broker creates topics automatically. Another gateway is about to open a reader of one
+    partition, and a producer of the other one.
+    """
+    namespace = f"namespaces/{second.settings.tenant}/{second.settings.namespace}"
+    automatic = {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+    pulsar.admin("POST", f"{namespace}/autoTopicCreation", automatic)
+
+    async def all_replayed() -> None:
+        revision = first.medium.log.revision
+        while second.applied_revision < revision:
+            await sleep(reactor, 0.05)
+
+    first.lead(all_replayed)
+    for index in range(2):
+        await second.open_shard(shard_of(first, index), 1)
+    log = await second.log("orders", 0)
+    await log.append([entry(0)])
+    may_connect, waiting = threading.Event(), []
+
+    def when_permitted(connect: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*given: Any, **more: Any) -> Any:
+            waiting.append(connect)
+            may_connect.wait(60)
+            return connect(*given, **more)
+
+        return wait
+
+    for name in ("reader", "producer"):
+        monkeypatch.setattr(second._client, name, when_permitted(getattr(second._client, name)))
+    connecting = [
+        Deferred.fromCoroutine(log.position_of(0)),
+        Deferred.fromCoroutine(second.log("orders", 1)),
+    ]
+    deleting = None
+    try:
+        await until(lambda: len(waiting) == 2)
+        deleting = Deferred.fromCoroutine(first.delete_topic("orders"))
+        await until(lambda: "orders" not in second.topics)
+        assert second.applied_revision < second.medium.log.revision
+        assert not deleting.called
+    finally:
+        may_connect.set()
+        await DeferredList(connecting, consumeErrors=True)
+    await deleting
+    listed = f"persistent/{second.settings.tenant}/{second.settings.namespace}"
+    for path in (listed, f"{listed}/partitioned"):
+        assert [name for name in pulsar.admin("GET", path) if "orders" in name] == []
 
 
 @ensureDeferred
