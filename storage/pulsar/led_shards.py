@@ -234,7 +234,7 @@ class LedShards:
             if self._shards.get(shard.number) is not shard:
                 raise ShardNotOpen(f"shard {shard.number} was closed while {full_name} was opened")
         except StorageError:
-            await log.disconnect()
+            await self._within("a log that is not valid any more", log.disconnect())
             raise
         shard.partitions[key] = partition
         self._deleted.opened(key, full_name)
@@ -326,12 +326,18 @@ class LedShards:
             )
             if is_gone or log.partition.row.is_native != self._is_native(name):
                 del self._logs.created[name, index]
-                self._disconnecting += 1
-                log.disconnect().addBoth(self._disconnected)
+                self._disconnect(log)
         self._deleted.topics_listed(self._catalog.topic_ids)
 
-    def _disconnected(self, _: object) -> None:
-        self._disconnecting -= 1
+    def _disconnect(self, log: PulsarPartitionLog) -> None:
+        """Close a log; `applied_revision` waits for that, up to `close_timeout_seconds`."""
+
+        def disconnected(_: object) -> None:
+            self._disconnecting -= 1
+
+        self._disconnecting += 1
+        closing = self._within("a log that is not valid any more", log.disconnect())
+        Deferred.fromCoroutine(closing).addBoth(disconnected)
 
     def _entry_format(self, name: str) -> str:
         return self._catalog.entry_format(name) or self._settings.entry_format

@@ -99,10 +99,11 @@ class ReaderCache:
             # The client is closed, and all its readers with it.
             return
         self._closing.add(closing)
-        # Too many calls are queued: the reader is closed with its last reference.
-        closing.addErrback(
-            lambda failure: log.warning(
-                "closing a reader of %s failed: %s", reader.source.topic, failure.value
-            )
-        )
+
+        def failed(failure: Failure) -> None:
+            # Too many calls are queued: the reader is closed with its last reference.
+            reader.drop()
+            log.warning("closing a reader of %s failed: %s", reader.source.topic, failure.value)
+
+        closing.addErrback(failed)
         closing.addBoth(lambda _: self._closing.discard(closing))

@@ -89,7 +89,7 @@ class ReaderSource:
         try:
             return self.client.reader(self.topic, message_id_of(start), queue=queue)
         except BaseException:
-            self._disconnected()
+            self.dropped()
             raise
 
     def close(self, reader: Any) -> None:
@@ -97,7 +97,7 @@ class ReaderSource:
         try:
             close(reader)
         finally:
-            self._disconnected()
+            self.dropped()
 
     def disconnect(self) -> Deferred[None]:
         """Open no more readers. Fires when all are closed, in the reactor's thread."""
@@ -111,7 +111,8 @@ class ReaderSource:
         done.callback(None)
         return done
 
-    def _disconnected(self) -> None:
+    def dropped(self) -> None:
+        """A reader is closed, or was never opened, or its last reference is gone."""
         with self._lock:
             self._connected -= 1
             if self._connected or not self._disconnecting:
@@ -292,6 +293,12 @@ class OpenReader:
         self._held.clear()
         if reader:
             self.source.close(reader)
+
+    def drop(self) -> None:
+        """Leave the library's reader to its last reference, because it cannot be closed."""
+        reader, self._reader = self._reader, None
+        if reader:
+            self.source.dropped()
 
     def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
         """The next message; None at the end, or on a timeout if there is something to return

@@ -29,6 +29,10 @@ GONE = topic("gone", 2)
 """A topic that was deleted before the test begins."""
 
 
+async def within(what: str, step: Deferred[Any]) -> None:
+    await step
+
+
 class OpenedLog:
     is_closed = False
 
@@ -74,7 +78,7 @@ class SlowLedShards:
             revision=lambda: self.revision,
             may_write=lambda: True,
             check_open=lambda: None,
-            within=unused,
+            within=within,
         )
         self.led._shards[0] = cast(
             Any, SimpleNamespace(number=0, leader_epoch=1, rows=None, partitions={})

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from storage.log import LogClosed, StorageFailed
-from storage.pulsar.client.topic_readers import ReaderSource
+from storage.pulsar.client.topic_readers import OpenReader, ReaderSource
 from storage.pulsar.settings import PulsarSettings
 
 SETTINGS = PulsarSettings("pulsar://nowhere", "http://nowhere")
@@ -81,3 +81,17 @@ def test_reader_that_could_not_be_opened_is_not_waited_for(
     with pytest.raises(StorageFailed):
         source.open(None, 1)
     assert source.disconnect().called
+
+
+def test_reader_that_cannot_be_closed_is_not_waited_for(
+    source: ReaderSource, client: ReaderClient
+) -> None:
+    """Too many calls are queued, for example."""
+    reader = OpenReader(source, None)
+    reader._opened()
+    done = source.disconnect()
+    assert not done.called
+    reader.drop()
+    reader.drop()
+    client.run_reactor()
+    assert done.called
