@@ -104,7 +104,7 @@ class TopicWriter:
                         DeletedTopic(name, gone.topic_id, gone.partitions, number)
                     )
         excess = len(deleted) + sum(row is not None for row in rows.values()) - MAX_DELETED
-        oldest = sorted(deleted, key=deleted.__getitem__)[: max(excess, 0)]
+        oldest = sorted(deleted, key=deleted.__getitem__)[:excess] if excess > 0 else []
         return {**dict.fromkeys(map(deletion_key, oldest)), **rows}
 
     def _replay(self, rows: Rows) -> None:
