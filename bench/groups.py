@@ -1,10 +1,13 @@
-"""`make bench-groups`: heartbeat and commit latency with many consumer groups on one gateway.
+"""`make bench-groups`: heartbeat and commit latency with many consumer groups.
 
 All members connect, then join at the same moment, then stay: each sends a heartbeat every 3 s and
 commits its partitions every 5 s, the defaults of Java consumers, in the request versions of Java
 3.9. The members are one program in Go (bench/go/members.go). Latency is measured from just before a
 request is written until the kernel has received the last byte of its reply, so it does not include
 the program's own delays.
+
+The server is one gateway on an embedded store, or with --gateways each of these numbers of gateways
+on one Pulsar. Members follow FindCoordinator. Apache Kafka is measured with --kafka.
 
 1,000 groups of 4 members send 1,333 heartbeats and 800 commits per second on 4,000 connections. It
 takes about two minutes per server.
@@ -20,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +31,21 @@ import msgspec
 
 from bench.__main__ import replace_between_marks
 from bench.clients import ClientFailed, create
-from bench.servers import BenchGateway, BenchServer, KafkaServer, cpu_seconds
+from bench.servers import BenchCluster, BenchGateway, BenchServer, KafkaServer, cpu_seconds
+from tests.testkit import jvm
 from tests.testkit.cache import cached, command, fingerprint
+from tests.testkit.pulsar import Pulsar
 
 BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
+CLUSTER_BEGIN, CLUSTER_END = "<!-- groups-cluster: begin -->", "<!-- groups-cluster: end -->"
 
 SOURCE = Path(__file__).parent / "go" / "members.go"
 TOPIC = "bench-groups"
 HEARTBEAT_SECONDS, COMMIT_SECONDS = 3, 5
 """The same intervals as in members.go."""
+
+PULSAR_MEMORY = "1g"
+"""Heap, and direct memory, of Pulsar's JVM."""
 
 STEP_SECONDS = 180
 """Time limit of a step, in addition to its measured time."""
@@ -83,8 +92,9 @@ class LatencySummary(msgspec.Struct, frozen=True):
 class GroupsResult(msgspec.Struct, frozen=True):
     """Measurements of one server.
 
-    `*_bytes` are its anonymous memory: idle, with all members connected, and at the end. `cores`
-    and `load_cores` are CPU seconds per second of the server and of the member program.
+    `*_bytes` are its anonymous memory: idle, with all members connected, and at the end. `cores`,
+    `load_cores` and `pulsar_cores` are CPU seconds per second of the server, of the member program
+    and of Pulsar (None without it).
     """
 
     server: str
@@ -99,6 +109,7 @@ class GroupsResult(msgspec.Struct, frozen=True):
     idle_bytes: int
     connected_bytes: int
     end_bytes: int
+    pulsar_cores: float | None = None
 
 
 class MemberProgram:
@@ -173,8 +184,10 @@ def program() -> Path:
     return cached(f"bench/{fingerprint((SOURCE.read_bytes(),))}", build) / "members"
 
 
-def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) -> GroupsResult:
-    """Run all steps on one server. Raises ClientFailed."""
+def measure(
+    server: BenchServer, load: GroupLoad, say: Callable[[str], None], pulsar: Pulsar | None = None
+) -> GroupsResult:
+    """Run all steps on one server, whose store is in `pulsar`. Raises ClientFailed."""
     create(server.bootstrap, TOPIC, load.partitions)
     idle = server.own_memory_bytes()
     with MemberProgram(server.bootstrap, load) as members:
@@ -190,12 +203,17 @@ def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) ->
         )
         members.start_step()
         members.read_line(STEP_SECONDS + load.warm_up_seconds)
-        before = server.cpu_seconds(), members.cpu_seconds()
+
+        def cpu_now() -> tuple[float, float, float]:
+            in_pulsar = cpu_seconds(pulsar.pid) if pulsar else 0.0
+            return server.cpu_seconds(), members.cpu_seconds(), in_pulsar
+
+        before = cpu_now()
         members.read_line(STEP_SECONDS + load.seconds)
-        after = server.cpu_seconds(), members.cpu_seconds()
+        after = cpu_now()
         end_bytes = server.own_memory_bytes()
         found = members.read_line(STEP_SECONDS)
-    cores, load_cores = (
+    cores, load_cores, pulsar_cores = (
         (end - begin) / found["seconds"] for begin, end in zip(before, after, strict=True)
     )
     heartbeat, commit, late = (
@@ -215,6 +233,7 @@ def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) ->
         idle,
         connected_bytes,
         end_bytes,
+        pulsar_cores if pulsar else None,
     )
 
 
@@ -243,11 +262,12 @@ def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
         one.server,
         str(one.heartbeat),
         str(one.commit),
-        f"{one.cores:.2f}",
+        f"{one.cores:.2f}"
+        + ("" if one.pulsar_cores is None else f", Pulsar {one.pulsar_cores:.2f}"),
         f"{one.connected_seconds:.1f} s",
         f"{one.joined_seconds:.1f} s",
         # The JVM's memory is its heap size, regardless of its contents.
-        memory if one.server == BenchGateway.name else "-",
+        "-" if one.server == KafkaServer.name else memory,
     ]
 
 
@@ -257,12 +277,17 @@ def kib(size: int, load: GroupLoad) -> float:
 
 
 @contextmanager
-def servers(options: argparse.Namespace) -> Iterator[Iterator[BenchServer]]:
+def servers(options: argparse.Namespace, pulsar: Pulsar | None) -> Iterator[Iterator[BenchServer]]:
     """The servers, one after the other; each is stopped before the next one is started."""
     running: list[BenchServer] = []
+    starts: list[Callable[[], BenchServer]] = [_gateway]
+    if pulsar is not None:
+        starts = [partial(BenchCluster.start, pulsar.tenant(), count) for count in options.gateways]
+    if options.kafka:
+        starts.append(_kafka)
 
     def each() -> Iterator[BenchServer]:
-        for start in (_gateway, *([_kafka] if options.kafka else [])):
+        for start in starts:
             running.append(start())
             yield running[-1]
             running.pop().stop()
@@ -288,22 +313,39 @@ def _kafka() -> BenchServer:
 
 def main() -> int:
     options = _options()
-    load = GroupLoad(options.groups, options.members, options.partitions, options.seconds)
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
-    outcomes = []
-    with servers(options) as each:
-        for server in each:
-            outcomes.append(measure(server, load, _say))
-            one = outcomes[-1]
-            _say(
-                f"member program: {one.load_cores:.2f} cores, requests sent {one.late} ms late "
-                f"(p50 / p99 / max), {one.rejoined} rejoined"
-            )
+    if options.gateways:
+        with Pulsar.start(memory=PULSAR_MEMORY, flags=jvm.SERIAL) as pulsar:
+            outcomes = _measure_each(options, pulsar)
+        marks = CLUSTER_BEGIN, CLUSTER_END
+    else:
+        outcomes = _measure_each(options, None)
+        marks = BEGIN, END
+    load = _load(options)
     text = f"{_conditions(options, busy)} {load}.\n\n{table(outcomes, load)}"
     print(text)
     if options.out is not None:
-        options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
+        options.out.write_text(replace_between_marks(options.out.read_text(), text, *marks))
     return 0
+
+
+def _load(options: argparse.Namespace) -> GroupLoad:
+    return GroupLoad(options.groups, options.members, options.partitions, options.seconds)
+
+
+def _measure_each(options: argparse.Namespace, pulsar: Pulsar | None) -> list[GroupsResult]:
+    outcomes = []
+    with servers(options, pulsar) as each:
+        for server in each:
+            used = pulsar if isinstance(server, BenchCluster) else None
+            one = measure(server, _load(options), _say, used)
+            outcomes.append(one)
+            _say(
+                f"{one.server}: heartbeats {one.heartbeat}, commits {one.commit}; member program: "
+                f"{one.load_cores:.2f} cores, requests sent {one.late} ms late (p50 / p99 / max), "
+                f"{one.rejoined} rejoined"
+            )
+    return outcomes
 
 
 def _say(line: str) -> None:
@@ -315,9 +357,11 @@ def _conditions(options: argparse.Namespace, busy: str) -> str:
         f"--groups {options.groups} --members {options.members} --partitions {options.partitions} "
         f"--seconds {options.seconds}"
     )
+    if options.gateways:
+        arguments += f" --gateways {' '.join(map(str, options.gateways))}"
     arguments += " --kafka" if options.kafka else ""
     return (
-        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-groups ARGS="{arguments}"`, '
+        f'Measured with `make bench-groups ARGS="{arguments}"`, '
         f"Python {platform.python_version()}, "
         f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
     )
@@ -336,6 +380,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds", type=int, default=60, help="measured time, after a warm-up of 10 s (60)"
+    )
+    parser.add_argument(
+        "--gateways",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="measure clusters of N gateways on one Pulsar, one after the other",
     )
     parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
     parser.add_argument(

@@ -8,14 +8,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from tests.legacy_clients.brokers import in_pulsar
+from tests.peers.cluster.gateways import Gateways, leaders, metadata
 from tests.testkit.jvm import SERIAL
 from tests.testkit.kafka import G1, VERSION, Kafka
+from tests.testkit.tenant import Tenant
 
 READY = "ready listeners="
+SHARDS = "__consumer_offsets"
+"""Its partitions are the shards of a cluster of gateways."""
 
 #: Garbage collectors for Kafka's JVM.
 COLLECTORS = {"g1": G1, "serial": SERIAL}
@@ -132,6 +138,66 @@ class BenchGateway:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class BenchCluster:
+    """Gateways on one Pulsar as one server; its figures are sums."""
+
+    def __init__(self, gateways: Gateways, folder: Path, count: int) -> None:
+        self._gateways = gateways
+        self._folder = folder
+        self.name = f"{count} gateway{'s' * (count > 1)} on Pulsar"
+
+    @classmethod
+    def start(cls, tenant: Tenant, count: int) -> Self:
+        """Start gateways on new namespaces, and wait until each leads its share of the shards."""
+        folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
+        gateways = Gateways(folder, in_pulsar(tenant), count, {})
+        server = cls(gateways, folder, count)
+        try:
+            for node in gateways.nodes.values():
+                node.launch()
+            gateways.until(lambda: shards_led(gateways), lambda led: is_balanced(led, count))
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    @property
+    def bootstrap(self) -> str:
+        return self._gateways.bootstrap
+
+    def cpu_seconds(self) -> float:
+        return sum(map(cpu_seconds, self._pids))
+
+    def memory_bytes(self) -> int:
+        return sum(_memory_bytes(pid, "VmHWM") for pid in self._pids)
+
+    def own_memory_bytes(self) -> int:
+        return sum(_memory_bytes(pid, "RssAnon") for pid in self._pids)
+
+    @property
+    def _pids(self) -> list[int]:
+        return [node.process.pid for node in self._gateways.nodes.values()]
+
+    def stop(self) -> None:
+        for node in self._gateways.nodes.values():
+            if node.is_running():
+                node.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def shards_led(gateways: Gateways) -> Counter[int]:
+    """Number of shards by the node that leads them; empty if one has no leader."""
+    with gateways.peer() as peer:
+        # An internal topic is listed once a client has asked for it.
+        metadata(peer, SHARDS, may_create=True)
+        return Counter(leaders(peer, SHARDS).values())
+
+
+def is_balanced(led: Counter[int], nodes: int) -> bool:
+    """Whether each of `nodes` nodes leads the same number of shards, or one more."""
+    return len(led) == nodes and max(led.values()) - min(led.values()) <= 1
 
 
 class KafkaServer:

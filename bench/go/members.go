@@ -23,6 +23,8 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -166,6 +168,7 @@ type member struct {
 	load       *load
 	group      string
 	client     string
+	address    string
 	connection net.Conn
 	stamps     *stamped
 	replies    *bufio.Reader
@@ -180,7 +183,6 @@ type member struct {
 }
 
 type load struct {
-	at         string
 	topic      string
 	partitions int
 	members    []*member
@@ -190,11 +192,12 @@ type load struct {
 	over       chan struct{}
 }
 
-func (m *member) connect() error {
-	connection, err := net.DialTimeout("tcp", m.load.at, patience)
+func (m *member) connect(address string) error {
+	connection, err := net.DialTimeout("tcp", address, patience)
 	if err != nil {
 		return err
 	}
+	m.address = address
 	raw, err := connection.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
@@ -273,6 +276,7 @@ func (m *member) ask(key, version int16, body writer) (*reader, error) {
 	return reply, errors.Join(err, m.connection.SetDeadline(time.Time{}))
 }
 
+// Finds the group's coordinator. If it is another broker, the connection is replaced by one to it.
 func (m *member) findCoordinator() error {
 	body := writer{}
 	body.i8(0)
@@ -288,11 +292,15 @@ func (m *member) findCoordinator() error {
 		reply.count()
 		reply.text()
 		reply.i32()
-		reply.text()
-		reply.i32()
+		host := reply.text()
+		address := net.JoinHostPort(host, strconv.Itoa(int(reply.i32())))
 		code := reply.i16()
 		if code == 0 && !reply.broken {
-			return nil
+			if address == m.address {
+				return nil
+			}
+			m.connection.Close()
+			return m.connect(address)
 		}
 		if code != coordinatorMissing {
 			return fmt.Errorf("FindCoordinator: error %d", code)
@@ -328,6 +336,9 @@ func (m *member) join() error {
 			continue
 		case coordinatorLoads, coordinatorMissing, notCoordinator:
 			time.Sleep(pause)
+			if err := m.findCoordinator(); err != nil {
+				return err
+			}
 			continue
 		case 0:
 		default:
@@ -340,7 +351,7 @@ func (m *member) join() error {
 		switch code {
 		case 0:
 			return m.fetchOffsets()
-		case rebalanceInProgress, illegalGeneration, unknownMember:
+		case rebalanceInProgress, illegalGeneration, unknownMember, notCoordinator:
 			continue
 		}
 		return fmt.Errorf("SyncGroup: error %d", code)
@@ -521,7 +532,7 @@ func codeOf(what kind, reply *reader) int16 {
 }
 
 // Sends heartbeats and commits when they are due, without waiting for replies. Returns when the
-// group rebalances or the measurement has ended.
+// group rebalances or moves to another coordinator, or when the measurement has ended.
 func (m *member) stay(random *rand.Rand) error {
 	asked := make(chan request, 64)
 	rebalances, ended := make(chan struct{}), make(chan error, 1)
@@ -578,7 +589,8 @@ func (m *member) listen(asked <-chan request, rebalances chan<- struct{}) error 
 			return errors.New("a reply ends early")
 		case code == 0:
 			m.seen[one.kind] = append(m.seen[one.kind], latency{one.at, took, one.late})
-		case code == rebalanceInProgress || code == illegalGeneration || code == unknownMember:
+		case code == rebalanceInProgress || code == illegalGeneration || code == unknownMember ||
+			code == notCoordinator:
 			if !isNotified {
 				isNotified = true
 				close(rebalances)
@@ -593,10 +605,10 @@ func (m *member) listen(asked <-chan request, rebalances chan<- struct{}) error 
 func (m *member) live(seed int64) error {
 	random := rand.New(rand.NewSource(seed))
 	began := time.Now()
-	if err := m.findCoordinator(); err != nil {
-		return err
-	}
 	for {
+		if err := m.findCoordinator(); err != nil {
+			return err
+		}
 		if err := m.join(); err != nil {
 			return err
 		}
@@ -683,7 +695,7 @@ func say(step any) {
 }
 
 func main() {
-	at := flag.String("at", "", "host:port of the broker")
+	at := flag.String("at", "", "host:port of each broker, separated by commas")
 	topic := flag.String("topic", "", "topic that all groups read")
 	partitions := flag.Int("partitions", 8, "partitions of the topic")
 	groups := flag.Int("groups", 1000, "number of groups")
@@ -693,7 +705,6 @@ func main() {
 	flag.Parse()
 
 	l := &load{
-		at:         *at,
 		topic:      *topic,
 		partitions: *partitions,
 		everyone:   make(chan struct{}, 1),
@@ -712,7 +723,8 @@ func main() {
 
 	lines.Scan()
 	began := time.Now()
-	l.each(func(_ int, m *member) error { return m.connect() }).Wait()
+	brokers := strings.Split(*at, ",")
+	l.each(func(number int, m *member) error { return m.connect(brokers[number%len(brokers)]) }).Wait()
 	say(map[string]float64{"connected": time.Since(began).Seconds()})
 
 	lines.Scan()

@@ -14,10 +14,11 @@ from bench.groups import (
     measure,
     table,
 )
-from bench.servers import BenchGateway
+from bench.servers import BenchCluster, BenchGateway
 from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
 from tests.testkit.cache import CannotInstall
+from tests.testkit.tenant import Tenant
 
 LOAD = GroupLoad(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0)
 
@@ -40,6 +41,22 @@ def test_members_join_once_and_send_at_their_intervals() -> None:
     # group.initial.rebalance.delay.ms of a new group.
     assert found.joined_seconds > Settings().group_initial_rebalance_delay_ms / 1000 - 0.1
     assert 0 < found.commit.p50 <= found.commit.p99 <= found.commit.max
+
+
+@pytest.mark.peer
+def test_members_of_each_group_connect_to_their_coordinator(pulsar: Tenant) -> None:
+    load = GroupLoad(groups=8, members=2, partitions=4, seconds=6, warm_up_seconds=0)
+    server = BenchCluster.start(pulsar, 2)
+    try:
+        found = measure(server, load, lambda line: None)
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+    finally:
+        server.stop()
+    assert found.server == "2 gateways on Pulsar"
+    # A gateway refuses the members of groups that it does not coordinate; they would not join.
+    assert found.rejoined == 0
+    assert load.all_members <= found.heartbeat.count
 
 
 @pytest.mark.peer
@@ -67,6 +84,14 @@ def test_memory_per_member_is_shown_for_the_gateway_only() -> None:
         "connection |",
         "| Kafka 3.9.2 | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | - |",
     ]
+
+
+def test_cores_of_pulsar_are_shown_beside_those_of_the_gateways() -> None:
+    took = LatencySummary(10, 0.25, 3.04, 17.6)
+    found = GroupsResult(
+        "3 gateways on Pulsar", 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 0, 0, 0, 0.625
+    )
+    assert "| 0.50, Pulsar 0.62 |" in table([found], LOAD)
 
 
 def test_load_description_has_request_rates() -> None:

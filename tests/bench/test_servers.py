@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bench.servers import COLLECTORS, BenchGateway, KafkaServer
+from bench.servers import COLLECTORS, BenchGateway, KafkaServer, is_balanced
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -29,3 +30,11 @@ def test_the_gateway_of_another_checkout_is_named_after_its_folder() -> None:
         assert server.name == f"kopgate in {CHECKOUT.name}"
     finally:
         server.stop()
+
+
+def test_shards_are_balanced_if_each_node_leads_the_same_number_or_one_more() -> None:
+    assert is_balanced(Counter({1: 11, 2: 11, 3: 10}), 3)
+    assert is_balanced(Counter({1: 32}), 1)
+    assert not is_balanced(Counter({1: 12, 2: 10, 3: 10}), 3)
+    assert not is_balanced(Counter({1: 16, 2: 16}), 3)
+    assert not is_balanced(Counter(), 1)

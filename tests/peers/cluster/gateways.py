@@ -162,10 +162,10 @@ class Gateways:
         self.kill()
 
 
-def metadata(peer: Peer, *topics: str) -> Any:
+def metadata(peer: Peer, *topics: str, may_create: bool = False) -> Any:
     """The Metadata reply, of all topics if none is given."""
     rows = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    asked = MetadataRequest(version=7, topics=rows or None, allow_auto_topic_creation=False)
+    asked = MetadataRequest(version=7, topics=rows or None, allow_auto_topic_creation=may_create)
     return peer.request(asked, MetadataResponse, 7)
 
 
