@@ -2,9 +2,10 @@
 
 "led again" is the time until the other gateways serve all of 12 partitions, "producer" the longest
 time in which one of these had no acknowledgement. An idempotent producer of librdkafka sends a
-record to each of them every 20 ms. Pulsar, gateways and producer share the machine. With
---partitions N, a fourth gateway joins a cluster with N partitions in topics of 100 in addition, and
-the controller is killed.
+record to each of them every 20 ms. Pulsar, gateways and producer share the machine.
+
+With --partitions N, a fourth gateway joins a cluster with N more partitions in topics of 100, and
+the controller is killed. --rounds 0 leaves out the rest.
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from bench.__main__ import replace_between_marks
+from bench.progress import StepProgress
+from bench.servers import is_balanced, shards_led
 from tests.legacy_clients.brokers import in_pulsar
-from tests.peers.cluster.gateways import Gateways, leaders
-from tests.peers.cluster.load import PARTITIONS, ClusterLoad, create_topic
+from tests.peers.cluster.gateways import Gateways, end_offset, leaders
+from tests.peers.cluster.load import ClusterLoad, create_topic
 from tests.testkit.gateway import encode_request
 from tests.testkit.pulsar import Pulsar
 from tests.testkit.tenant import Tenant
 from tests.testkit.verifiable import TOPIC
 
 BEGIN, END = "<!-- cluster: begin -->", "<!-- cluster: end -->"
+JOIN_BEGIN, JOIN_END = "<!-- partitions: begin -->", "<!-- partitions: end -->"
 NODES = 3
 SUSPENDED_SECONDS = 5.0
 TOPIC_PARTITIONS = 100
+TOPICS_PER_LINE = 10
 METADATA_ROUNDS = 20
 
 Times = Mapping[str, Sequence[float]]
@@ -45,40 +50,54 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make bench-cluster ARGS=", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="of each event (default 10)")
     parser.add_argument("--partitions", type=int, default=0, help="for the fourth gateway")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="put the table into this file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="put the tables into this file")
     parser.add_argument("--pulsar", metavar="URL,URL", help="service and admin URL of a Pulsar")
     options = parser.parse_args(arguments)
     if options.pulsar:
         service_url, _, admin_url = options.pulsar.partition(",")
-        times = _measure(Tenant.make(service_url, admin_url), options)
+        tables = _measure(Tenant.make(service_url, admin_url), options)
     else:
         with Pulsar.start() as broker:
-            times = _measure(broker.tenant(), options)
-    block = f"{_heading(arguments)}\n\n{_table(times)}"
-    print(block)
-    if options.out:
-        options.out.write_text(replace_between_marks(options.out.read_text(), block, BEGIN, END))
+            tables = _measure(broker.tenant(), options)
+    for marks, times in zip(((BEGIN, END), (JOIN_BEGIN, JOIN_END)), tables, strict=True):
+        if times:
+            block = f"{_heading(arguments)}\n\n{_table(times)}"
+            print(block, flush=True)
+            if options.out:
+                text = options.out.read_text()
+                options.out.write_text(replace_between_marks(text, block, *marks))
     return 0
 
 
-def _measure(tenant: Tenant, options: argparse.Namespace) -> Times:
-    times: dict[str, list[float]] = defaultdict(list)
+def _measure(tenant: Tenant, options: argparse.Namespace) -> tuple[Times, Times]:
+    """The times of gateways that stop, and of one that joins."""
+    stopping: dict[str, list[float]] = defaultdict(list)
+    joining: dict[str, list[float]] = defaultdict(list)
     folder = Path(tempfile.mkdtemp(prefix="kopgate-cluster-"))
     with Gateways(folder, in_pulsar(tenant), NODES + 1, {}) as gateways:
-        times["start of the first gateway"].append(_seconds(gateways.nodes[1].launch))
+        first = _seconds(gateways.nodes[1].launch)
         for number in range(2, NODES + 1):
             gateways.nodes[number].launch()
-        with ClusterLoad(folder, gateways, ()) as load:
-            load.start()
-            _settle(gateways)
-            for number in range(options.rounds):
-                _run_round(gateways, load, number, times)
-                print(f"after round {number + 1}:\n{_table(times)}", file=sys.stderr, flush=True)
-            found = load.finish()
-        if found:
-            raise SystemExit("\n".join(found))
-        _join(gateways, options.partitions, times)
-    return times
+        if options.rounds:
+            stopping["start of the first gateway"].append(first)
+            _stop_in_turns(folder, gateways, options.rounds, stopping)
+        if options.partitions:
+            _join(gateways, options.partitions, joining)
+    return stopping, joining
+
+
+def _stop_in_turns(
+    folder: Path, gateways: Gateways, rounds: int, times: dict[str, list[float]]
+) -> None:
+    with ClusterLoad(folder, gateways, ()) as load:
+        load.start()
+        _settle(gateways)
+        for number in range(rounds):
+            _run_round(gateways, load, number, times)
+            print(f"after round {number + 1}:\n{_table(times)}", file=sys.stderr, flush=True)
+        found = load.finish()
+    if found:
+        raise SystemExit("\n".join(found))
 
 
 def _run_round(
@@ -135,51 +154,57 @@ def _settle(gateways: Gateways) -> None:
 
 
 def _join(gateways: Gateways, partitions: int, times: dict[str, list[float]]) -> None:
-    """A fourth gateway: until it is ready, and until it leads its share of all partitions."""
+    """A fourth gateway, in a cluster with many partitions: until each gateway leads its share of
+    the shards, and the fourth serves them.
+    """
     topics = [f"many-{number}" for number in range(partitions // TOPIC_PARTITIONS)]
-    for topic in topics:
-        create_topic(gateways.nodes[1].bootstrap, topic, TOPIC_PARTITIONS)
+    progress = StepProgress([1.0] * len(topics), time.monotonic)
+    for number, topic in enumerate(topics):
+        line = progress.next(f"creating {topic} with {TOPIC_PARTITIONS} partitions")
+        if number % TOPICS_PER_LINE == 0:
+            print(line, file=sys.stderr, flush=True)
+        times[f"a topic with {TOPIC_PARTITIONS} partitions created"].append(
+            _seconds(partial(create_topic, gateways.nodes[1].bootstrap, topic, TOPIC_PARTITIONS))
+        )
     fourth = gateways.nodes[NODES + 1]
     began = time.monotonic()
     fourth.launch()
     times["start of a fourth gateway"].append(time.monotonic() - began)
-    # A quarter of the shards, at least one partition of the topic.
-    gateways.until(
-        lambda: _count_led(gateways, [TOPIC, *topics]),
-        lambda count: count >= max(partitions // (NODES + 1) * 3 // 4, 1),
-    )
-    times[f"... until it leads its share of {partitions + PARTITIONS} partitions"].append(
-        time.monotonic() - began
-    )
+    gateways.until(lambda: shards_led(gateways), lambda led: is_balanced(led, NODES + 1))
+    times["... until the shards are balanced"].append(time.monotonic() - began)
+    gateways.until(lambda: _serves_its_shards(gateways, topics[0]), bool)
+    times["... until it serves each of its shards"].append(time.monotonic() - began)
     asked = MetadataRequest(version=7, topics=None, allow_auto_topic_creation=False)
     frame = encode_request(asked, 7)
-    with fourth.peer() as peer:
-        for _ in range(METADATA_ROUNDS):
-            began = time.monotonic()
-            peer.send(frame)
-            peer.receive()
-            times["Metadata for all topics"].append(time.monotonic() - began)
-    _fail_over(gateways, partitions + PARTITIONS, times)
+    for node in gateways.nodes.values():
+        with node.peer() as peer:
+            for attempt in range(METADATA_ROUNDS):
+                began = time.monotonic()
+                peer.send(frame)
+                peer.receive()
+                # The reply is cached until the metadata changes.
+                which = "again" if attempt else "first request"
+                times[f"Metadata for all topics, {which}"].append(time.monotonic() - began)
+    _fail_over(gateways, times)
 
 
-def _fail_over(gateways: Gateways, partitions: int, times: dict[str, list[float]]) -> None:
+def _serves_its_shards(gateways: Gateways, topic: str) -> bool:
+    """Whether the fourth gateway serves its partitions of a topic that has some of each shard."""
+    with gateways.nodes[NODES + 1].peer() as peer:
+        led = [index for index, leader in leaders(peer, topic).items() if leader == NODES + 1]
+        return bool(led) and not any(end_offset(peer, topic, index)[0] for index in led)
+
+
+def _fail_over(gateways: Gateways, times: dict[str, list[float]]) -> None:
     """Kill the controller, and create a topic at its successor."""
     victim = gateways.controller()
     began = time.monotonic()
     gateways.nodes[victim].kill()
-    name = f"kill -9 of the controller with {partitions} partitions"
     gateways.until(gateways.controller, lambda controller: controller != victim)
-    times[f"{name}: successor"].append(time.monotonic() - began)
+    times["kill -9 of the controller: successor"].append(time.monotonic() - began)
     others = [one.bootstrap for one in gateways.nodes.values() if one.is_running()]
     create_topic(",".join(others), "created-by-successor", 1)
-    times[f"{name}: a topic created"].append(time.monotonic() - began)
-
-
-def _count_led(gateways: Gateways, topics: Sequence[str]) -> int:
-    with gateways.nodes[1].peer() as peer:
-        return sum(
-            leader == NODES + 1 for topic in topics for leader in leaders(peer, topic).values()
-        )
+    times["kill -9 of the controller: a topic created"].append(time.monotonic() - began)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -191,9 +216,9 @@ def _seconds(work: Callable[[], object]) -> float:
 def _heading(arguments: Sequence[str]) -> str:
     options = f' ARGS="{" ".join(arguments)}"' if arguments else ""
     return (
-        f"Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-cluster{options}`, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, 1-minute "
-        f"load {os.getloadavg()[0]:.0f} at the end, Pulsar and all gateways on the same cores."
+        f"Measured with `make bench-cluster{options}`, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores of {platform.machine()}, 1-minute load "
+        f"{os.getloadavg()[0]:.0f} at the end, Pulsar and all gateways on the same cores."
     )
 
 
