@@ -40,8 +40,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
-	bench-traffic bench-logins bench-cluster slow legacy fingerprints tox clean spark picture \
-	bench-reports demo chaos fuzz
+	bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints tox clean spark \
+	picture bench-reports demo chaos fuzz
 
 ## list the targets
 help:
@@ -139,6 +139,10 @@ bench-logins: $(VENV)/.test
 ## measure how long producers wait when one of three gateways stops (15 minutes; ARGS: --help)
 bench-cluster: $(VENV)/.test
 	$(PY) -m bench.cluster $(ARGS)
+
+## benchmark several workers of one machine beside one, as root (8 minutes; ARGS: --help)
+bench-workers: $(VENV)/.test
+	$(PY) -m bench.cluster.workers $(ARGS)
 
 ## benchmark reports on 1 and 10 million usage rows (ARGS: --help)
 bench-reports: $(VENV)/.report
