@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from bench.__main__ import replace_between_marks
@@ -42,6 +43,9 @@ SUSPENDED_SECONDS = 5.0
 TOPIC_PARTITIONS = 100
 TOPICS_PER_LINE = 10
 METADATA_ROUNDS = 20
+CREATE_ATTEMPTS = 10
+#: Errors of CreateTopics that the outcome of another attempt decides.
+RETRIED = (KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_CONTROLLER)
 
 Times = Mapping[str, Sequence[float]]
 
@@ -164,7 +168,7 @@ def _join(gateways: Gateways, partitions: int, times: dict[str, list[float]]) ->
         if number % TOPICS_PER_LINE == 0:
             print(line, file=sys.stderr, flush=True)
         times[f"a topic with {TOPIC_PARTITIONS} partitions created"].append(
-            _seconds(partial(create_topic, gateways.nodes[1].bootstrap, topic, TOPIC_PARTITIONS))
+            _seconds(partial(_create, gateways.nodes[1].bootstrap, topic))
         )
     fourth = gateways.nodes[NODES + 1]
     began = time.monotonic()
@@ -186,6 +190,21 @@ def _join(gateways: Gateways, partitions: int, times: dict[str, list[float]]) ->
                 which = "again" if attempt else "first request"
                 times[f"Metadata for all topics, {which}"].append(time.monotonic() - began)
     _fail_over(gateways, times)
+
+
+def _create(bootstrap: str, topic: str) -> None:
+    """Create a topic, again after an error that a client may retry, as on a busy machine."""
+    for _ in range(CREATE_ATTEMPTS):
+        try:
+            return create_topic(bootstrap, topic, TOPIC_PARTITIONS)
+        except KafkaException as failure:
+            code = failure.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                return None
+            if code not in RETRIED:
+                raise
+            print(f"creating {topic} again: {failure.args[0]}", file=sys.stderr, flush=True)
+    raise SystemExit(f"{topic} was not created in {CREATE_ATTEMPTS} attempts")
 
 
 def _serves_its_shards(gateways: Gateways, topic: str) -> bool:

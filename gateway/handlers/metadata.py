@@ -101,9 +101,10 @@ async def metadata_response(
         else (_find(*one, request, caller, failures) for one in wanted)
     )
     rows = []
+    partition_rows = _PartitionRows(caller)
     for one in found:
         rows.append(
-            await _topic_row(one[0], one[1], request, caller, slices)
+            await _topic_row(one[0], one[1], request, caller, partition_rows, slices)
             if isinstance(one, tuple)
             else one
         )
@@ -271,8 +272,12 @@ def _operations(name: str, request: Any, caller: Caller) -> set[int]:
 
 def live_leader(live: TopicState, index: int, caller: Caller) -> int:
     """The leader of a partition, UNKNOWN if it is not alive or does not have this listener."""
+    return _live_leader_of(live.shard_of(index, caller.broker.cluster.shard_count), caller)
+
+
+def _live_leader_of(shard: int, caller: Caller) -> int:
     cluster = caller.broker.cluster
-    leader = cluster.leader_of(live.shard_of(index, cluster.shard_count))
+    leader = cluster.leader_of(shard)
     return UNKNOWN if cluster.find_node(leader, caller.listener) is None else leader
 
 
@@ -282,26 +287,58 @@ def leader_epoch(live: TopicState, index: int, caller: Caller) -> int:
     return cluster.epoch_of(live.shard_of(index, cluster.shard_count))
 
 
+class _PartitionRows:
+    """Rows of partitions in one reply.
+
+    Partitions with the same index, leader and epoch share a row, and the leaders are looked up once
+    per shard: a cluster can have 10,000 partitions.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._leaders: dict[int, tuple[int, int]] = {}
+        self._rows: dict[tuple[int, tuple[int, int]], Any] = {}
+
+    def row(self, live: TopicState, index: int) -> Any:
+        cluster = self._caller.broker.cluster
+        shard = live.shard_of(index, cluster.shard_count)
+        leader = self._leaders.get(shard)
+        if leader is None:
+            leader = _live_leader_of(shard, self._caller), cluster.epoch_of(shard)
+            self._leaders[shard] = leader
+        found = self._rows.get((index, leader))
+        if found is None:
+            found = self._rows[index, leader] = _partition_row(index, *leader)
+        return found
+
+
+def _partition_row(index: int, leader: int, epoch: int) -> Any:
+    replicas = [] if leader == UNKNOWN else [leader]
+    return _Partition(
+        error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
+        partition_index=index,
+        leader_id=leader,
+        leader_epoch=epoch,
+        replica_nodes=replicas,
+        isr_nodes=replicas,
+        offline_replicas=[],
+    )
+
+
 async def _topic_row(
-    live: TopicState, name: str, request: Any, caller: Caller, slices: TimeSlices
+    live: TopicState,
+    name: str,
+    request: Any,
+    caller: Caller,
+    partition_rows: _PartitionRows,
+    slices: TimeSlices,
 ) -> Any:
     """Return the row of a topic under the name it was requested by."""
     partitions = []
     for index in range(live.topic.partitions):
-        leader = live_leader(live, index, caller)
-        replicas = [] if leader == UNKNOWN else [leader]
-        partitions.append(
-            _Partition(
-                error_code=ErrorCode.NONE if replicas else ErrorCode.LEADER_NOT_AVAILABLE,
-                partition_index=index,
-                leader_id=leader,
-                leader_epoch=leader_epoch(live, index, caller),
-                replica_nodes=replicas,
-                isr_nodes=replicas,
-                offline_replicas=[],
-            )
-        )
-        await slices.take()
+        partitions.append(partition_rows.row(live, index))
+        if slices.count():
+            await slices.pause()
     return _Topic(
         error_code=0,
         name=name,

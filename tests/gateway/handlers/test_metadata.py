@@ -278,3 +278,24 @@ def test_cached_response_is_dropped_when_topics_change(env: BrokerEnvironment, c
 def test_response_with_error_is_not_cached(env: BrokerEnvironment) -> None:
     call(env, request("x y"), 9)
     assert len(env.broker.metadata_replies) == 0
+
+
+def test_each_partition_has_the_leader_and_epoch_of_its_shard() -> None:
+    env = open_environment(shard_count=3)
+    cluster = env.broker.cluster
+    cluster.set_nodes({one: {"PLAINTEXT": (f"host-{one}", 9092)} for one in (1, 2)})
+    for shard, (leader, epoch) in enumerate([(1, 5), (2, 6), (3, 7)]):
+        cluster.set_leader(shard, leader, epoch)
+    env.topic("orders", 4)
+    env.topic("payments", 4)
+    # Node 3 is not alive.
+    expected = {0: (1, 5, 0), 1: (2, 6, 0), 2: (-1, 7, ErrorCode.LEADER_NOT_AVAILABLE)}
+    reply = call(env, everything(), 12)
+    for topic in reply.topics:
+        live = env.broker.topics.require(topic.name)
+        found = {
+            row.partition_index: (row.leader_id, row.leader_epoch, row.error_code)
+            for row in topic.partitions
+        }
+        assert found == {index: expected[live.shard_of(index, 3)] for index in range(4)}
+    assert {topic.name for topic in reply.topics} == {"orders", "payments"}
