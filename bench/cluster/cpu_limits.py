@@ -16,7 +16,8 @@ PERIOD_US = 10_000
 def each_limited(pids: Sequence[int], cores: float, root: Path = ROOT) -> Iterator[None]:
     """Give each process, with all its threads, at most `cores` CPU seconds per second.
 
-    Both versions of control groups are supported. Raises OSError if they cannot be changed.
+    They get this time also if other processes are busy. Both versions of control groups are
+    supported. Raises OSError if they cannot be changed.
     """
     is_v2 = (root / "cgroup.controllers").exists()
     parent = root if is_v2 else root / "cpu"
@@ -29,9 +30,11 @@ def each_limited(pids: Sequence[int], cores: float, root: Path = ROOT) -> Iterat
             made.append(group)
             if is_v2:
                 (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+                (group / "cpu.weight").write_text("10000")
             else:
                 (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
                 (group / "cpu.cfs_quota_us").write_text(str(quota))
+                (group / "cpu.shares").write_text("262144")
             (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:

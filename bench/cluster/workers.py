@@ -45,7 +45,7 @@ from tests.testkit.tenant import Tenant
 BEGIN, END = "<!-- workers: begin -->", "<!-- workers: end -->"
 TOPIC = "bench-workers"
 PARTITIONS = 12
-PRODUCERS = 4
+PRODUCERS = 8
 #: Records in a producer's queue: enough for a full batch of each partition, sent and waiting.
 QUEUED = 10 * PARTITIONS * BATCH_BYTES // RECORD_BYTES
 WARM_UP_SECONDS = 10
