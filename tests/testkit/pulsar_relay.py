@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from storage.pulsar.settings import PulsarSettings
 
 #: Values of BaseCommand.Type in PulsarApi.proto.
-SEND, SEND_RECEIPT, CLOSE_PRODUCER = 6, 7, 15
+SEND, SEND_RECEIPT, CLOSE_PRODUCER, PRODUCER_SUCCESS = 6, 7, 15, 17
 CHUNK_BYTES = 1 << 16
 
 SocketPair = tuple[socket.socket, socket.socket]
@@ -103,10 +103,19 @@ class Relay:
                 self._sockets |= {client, server}
                 if self._is_cut:
                     self._silenced |= {client, server}
-            for direction in (self.forward, self.answer):
-                threading.Thread(
-                    target=self._pass, args=(direction, (client, server)), daemon=True
-                ).start()
+            threading.Thread(target=self._serve, args=((client, server),), daemon=True).start()
+
+    def _serve(self, sides: SocketPair) -> None:
+        """Forward in both directions, and close both sides at the end."""
+        forwarding = threading.Thread(target=self._pass, args=(self.forward, sides), daemon=True)
+        forwarding.start()
+        self._pass(self.answer, sides)
+        forwarding.join()
+        if self.is_forwarding(sides[0]):
+            with self._lock:
+                self._sockets -= {*sides}
+            for one in sides:
+                one.close()
 
     def _pass(
         self, direction: Callable[[socket.socket, socket.socket], None], sides: SocketPair
@@ -129,6 +138,7 @@ class BrokerRelay(Relay):
     def __init__(self, service_url: str) -> None:
         super().__init__(service_url)
         self.lost: frozenset[int] = frozenset()
+        self._opened: list[bytes] = []
         self._theirs, self._ours = service_url.encode(), self.url.encode()
         # Addresses are replaced in length-prefixed fields, so both need the same length. The ports
         # of tests all have five digits.
@@ -142,9 +152,18 @@ class BrokerRelay(Relay):
 
     def answer(self, client: socket.socket, server: socket.socket) -> None:
         for frame in self._frames(server):
+            if frame[9] == PRODUCER_SUCCESS:
+                self._opened.append(frame)
             client.sendall(
                 frame.replace(self._theirs, self._ours) if len(frame) < CHUNK_BYTES else frame
             )
+
+    def has_opened(self, producer_name: str) -> bool:
+        """Whether a client opened a producer with this name, which the broker usually chooses."""
+        name = producer_name.encode()
+        # Field 2 of CommandProducerSuccess, a string.
+        field = bytes([2 << 3 | 2, len(name)]) + name
+        return any(field in frame for frame in self._opened)
 
     def _frames(self, source: socket.socket) -> Iterator[bytes]:
         """Whole frames: frame length, command length, the command (its first field, 08, is the

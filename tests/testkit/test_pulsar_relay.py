@@ -113,3 +113,16 @@ def test_cut_relay_keeps_connections_open_and_serves_new_ones_afterwards(between
     fresh.create_producer(topic).send(b"new")
     assert stored(fresh, topic) == [b"new"]
     fresh.close()
+
+
+@pytest.mark.peer
+def test_relay_knows_the_producers_that_its_clients_opened(between, topic, client, pulsar):
+    name = client.create_producer(topic).producer_name()
+    other = client_library.Client(
+        pulsar.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error)
+    )
+    name_of_other = other.create_producer(topic).producer_name()
+    other.close()
+    assert between.broker.has_opened(name)
+    assert not between.broker.has_opened(name_of_other)
+    assert not between.broker.has_opened(name[:-1])

@@ -5,6 +5,7 @@ code 1 if a check fails.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -25,8 +26,19 @@ def arguments() -> argparse.Namespace:
         default=random.randrange(1 << 16),
         help="repeat the faults of an earlier run",
     )
-    parser.add_argument("--minutes", type=float, default=5.0)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=5.0)
+    length.add_argument(
+        "--rounds", type=int, metavar="N", help="inject N faults, however long it takes"
+    )
     parser.add_argument("--store", choices=sorted(SETUPS), default="pulsar")
+    parser.add_argument(
+        "--gateways",
+        type=int,
+        default=1,
+        metavar="N",
+        help="gateways of one cluster; also cuts their connections to Pulsar",
+    )
     parser.add_argument(
         "--plot",
         type=Path,
@@ -36,7 +48,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="folder for the logs of all processes; it must be empty"
     )
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if not SETUPS[asked.store].kinds_for(asked.gateways):
+        parser.error(f"--store {asked.store} has one gateway")
+    return asked
 
 
 def main() -> int:
@@ -44,9 +59,12 @@ def main() -> int:
     # Unwind on SIGTERM, so that every started process is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     stage = SETUPS[asked.store]
-    faults = plan_faults(asked.seed, asked.minutes * 60, stage.kinds)
+    seconds = asked.minutes * 60 if asked.rounds is None else math.inf
+    length = f"{asked.minutes:g} minutes" if asked.rounds is None else f"{asked.rounds} rounds"
+    kinds = stage.kinds_for(asked.gateways)
+    faults = plan_faults(asked.seed, seconds, kinds, asked.gateways, asked.rounds)
     print(
-        f"seed {asked.seed}, {asked.minutes:g} minutes on {asked.store}",
+        f"seed {asked.seed}, {length} on {asked.store}, gateways: {asked.gateways}",
         *faults,
         sep="\n",
         flush=True,
@@ -55,7 +73,9 @@ def main() -> int:
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="kopgate-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs of all processes: {folder}", flush=True)
-    outcome = stage.run(folder, faults, asked.minutes * 60, lambda line: print(line, flush=True))
+    outcome = stage.run(
+        folder, faults, seconds, lambda line: print(line, flush=True), asked.gateways
+    )
     print("", summary(outcome), sep="\n")
     if asked.plot:
         asked.plot.write_text(

@@ -1,5 +1,5 @@
-"""Clients of three generations: three versions of Kafka's VerifiableProducer, and group members of
-three libraries.
+"""Clients of three generations: three versions of Kafka's VerifiableProducer, group members of two
+old libraries, and Kafka's VerifiableConsumer with both group protocols.
 """
 
 from __future__ import annotations
@@ -43,12 +43,6 @@ class ProducerVersion:
         return f"java-{self.version}"
 
     def argv(self, bootstrap: str, pace: int, properties: Path) -> list[str]:
-        jars = maven_jars(
-            (
-                f"org.apache.kafka:kafka-tools:{self.version}",
-                f"org.apache.kafka:kafka-clients:{self.version}",
-            )
-        )
         where, settings = self.options
         words = [
             "--topic",
@@ -62,8 +56,20 @@ class ProducerVersion:
         ]
         words += ["--value-prefix", self.prefix] if self.prefix else []
         return jvm.argv(
-            [f"{jars}/*"], "org.apache.kafka.tools.VerifiableProducer", *words, flags=JVM
+            [f"{_tools(self.version)}/*"],
+            "org.apache.kafka.tools.VerifiableProducer",
+            *words,
+            flags=JVM,
         )
+
+
+def _tools(version: str) -> Path:
+    return maven_jars(
+        (
+            f"org.apache.kafka:kafka-tools:{version}",
+            f"org.apache.kafka:kafka-clients:{version}",
+        )
+    )
 
 
 RETRY_FOREVER = {
@@ -121,11 +127,27 @@ class ChaosProducer(ToolProcess):
 
 @dataclass(frozen=True, slots=True)
 class GroupLibrary:
-    """A library whose members form one group."""
+    """A library whose members form one group.
+
+    Members are programs of `tests/peers/groups/members`, or VerifiableConsumers if `is_tool`.
+    """
 
     name: str
     argv: Callable[[], Sequence[str]]
     config: Mapping[str, str] = field(default_factory=dict)
+    is_tool: bool = False
+
+    def join(
+        self,
+        folder: Path,
+        bootstrap: str,
+        number: int,
+        sightings: Observations,
+        commits: Commits,
+    ) -> ChaosMember | ToolMember:
+        """Start a member."""
+        kind = ToolMember if self.is_tool else ChaosMember
+        return kind(folder, bootstrap, self, number, sightings, commits)
 
 
 def _java(name: str) -> Callable[[], Sequence[str]]:
@@ -153,13 +175,27 @@ def _confluent(name: str) -> Callable[[], Sequence[str]]:
     return argv
 
 
+def _tool() -> Sequence[str]:
+    return jvm.argv(
+        [f"{_tools('4.3.1')}/*"], "org.apache.kafka.tools.VerifiableConsumer", flags=JVM
+    )
+
+
 CLASSIC = {"session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "1000"}
 
 GROUPS = (
     GroupLibrary("java-0.9.0.1", _java("java-0.9.0.1"), CLASSIC),
     GroupLibrary("confluent-1.0.0", _confluent("confluent-1.0.0"), CLASSIC),
-    GroupLibrary("java-4.4.0", _java("java-4.4.0"), {"group.protocol": "consumer"}),
+    GroupLibrary("tool-classic", _tool, {"--session-timeout": str(SESSION_MS)}, is_tool=True),
+    GroupLibrary("tool-consumer", _tool, {"--group-protocol": "consumer"}, is_tool=True),
 )
+#: A commit for each record would keep two cores busy.
+TOOL_CONFIG = {
+    "fetch.min.bytes": "100000",
+    "fetch.max.wait.ms": "300",
+    "reconnect.backoff.max.ms": "500",
+    "metadata.max.age.ms": "1000",
+}
 
 
 class ChaosMember(ToolProcess):
@@ -201,6 +237,53 @@ class ChaosMember(ToolProcess):
         self.process.stdin.close()
         assert self.process.wait(END_SECONDS) == 0, self.errors()
         self.receive()
+
+
+class ToolMember(ToolProcess):
+    """A VerifiableConsumer. It reports records as read before it commits their offsets."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        kind: GroupLibrary,
+        number: int,
+        sightings: Observations,
+        commits: Commits,
+    ) -> None:
+        name = f"member-{kind.name}-{number}"
+        properties = folder / f"{name}.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in TOOL_CONFIG.items()))
+        options = {
+            "--topic": TOPIC,
+            "--group-id": kind.name,
+            "--bootstrap-server": bootstrap,
+            "--reset-policy": "earliest",
+            "--command-config": str(properties),
+            **kind.config,
+        }
+        words = [word for option in options.items() for word in option]
+        super().__init__(folder, name, [*kind.argv(), "--verbose", *words])
+        self.commits = commits
+        self.assigned: list[int] = []
+        self.read = 0
+        self._sightings = sightings
+
+    def handle(self, event: Any) -> None:
+        match event["name"]:
+            case "record_data":
+                place = event["partition"], event["offset"]
+                self.read += 1
+                self._sightings.note(self.name, place, event["value"])
+                self.commits.note_read(place)
+            case "offsets_committed" if event["success"]:
+                for row in event["offsets"]:
+                    self.commits.acknowledged(row["partition"], row["offset"])
+            case "partitions_assigned":
+                self.assigned += [row["partition"] for row in event["partitions"]]
+            case "partitions_revoked":
+                gone = {row["partition"] for row in event["partitions"]}
+                self.assigned = [one for one in self.assigned if one not in gone]
 
 
 def install_clients() -> None:

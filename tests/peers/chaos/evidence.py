@@ -34,11 +34,13 @@ class Observations:
 class Commits:
     """Committed offsets of a group, as acknowledged to members and as returned by the broker.
 
-    `complaints` lists offsets that went back and lost commits.
+    `complaints` lists offsets that went back and lost commits. `read` has the records that members
+    reported before they committed them, None if they report records afterwards.
     """
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, *, reports_reads: bool = False) -> None:
         self.group = group
+        self.read: set[Position] | None = set() if reports_reads else None
         self.complaints: list[str] = []
         self.positions: dict[int, int] = {}
         self._acknowledged: dict[int, int] = {}
@@ -48,6 +50,10 @@ class Commits:
         """Record that a commit was acknowledged to a member."""
         with self._lock:
             self._acknowledged[partition] = max(offset, self._acknowledged.get(partition, 0))
+
+    def note_read(self, place: Position) -> None:
+        if self.read is not None:
+            self.read.add(place)
 
     def minimums(self) -> Mapping[int, int]:
         """The least offsets that an OffsetFetch sent from now on may return."""
@@ -103,6 +109,8 @@ class Log:
     """Producer and sequence of the batch of each record, if the reader knows them: a duplicate with
     another producer id was made by its client.
     """
+    leaders: Mapping[Position, frozenset[int]] = field(default_factory=dict)
+    """Node ids of the gateways that stored messages, by partition and leader epoch."""
 
 
 def complaints(
@@ -113,12 +121,15 @@ def complaints(
 ) -> list[str]:
     """All violations; empty for a good run."""
     found = [*_gaps(log), *sightings.contradictions[:EXAMPLES], *_changed(log, sightings)]
+    found += _shared_epochs(log)
     for producer in producers:
         found += [
             *_lost(log, producer),
             *(_duplicated(log, producer) if producer.is_idempotent else ()),
         ]
-    return [*found, *(complaint for one in commits for complaint in one.complaints[:EXAMPLES])]
+    for group in commits:
+        found += [*group.complaints[:EXAMPLES], *_skipped(log, group)]
+    return found
 
 
 def _gaps(log: Log) -> list[str]:
@@ -149,6 +160,31 @@ def _changed(log: Log, sightings: Observations) -> list[str]:
         f"{place[0]}:{place[1]} was read as {value!r} and is {log.values.get(place)!r}"
         for place, value in odd[:EXAMPLES]
     ]
+
+
+def _shared_epochs(log: Log) -> list[str]:
+    """Leader epochs in which several gateways, or unknown ones, stored messages."""
+    odd = [
+        f"partition {partition}: nodes {sorted(nodes)} stored messages in epoch {epoch}"
+        for (partition, epoch), nodes in sorted(log.leaders.items())
+        if len(nodes) != 1
+    ]
+    return odd[:EXAMPLES]
+
+
+def _skipped(log: Log, group: Commits) -> list[str]:
+    """Records below the committed offset that no member has read."""
+    if group.read is None:
+        return []
+    ends = group.minimums()
+    skipped = sorted(
+        place for place in log.values.keys() - group.read if place[1] < ends.get(place[0], 0)
+    )
+    return (
+        [f"{group.group}: {len(skipped)} committed and not read: {skipped[:EXAMPLES]}"]
+        if skipped
+        else []
+    )
 
 
 def _lost(log: Log, producer: ProducerRecords) -> list[str]:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 #: Before the first fault, and kept free for recovery at the end of the run.
 CALM_SECONDS = 3.0
@@ -17,6 +18,7 @@ GAP_SECONDS = (1.0, 6.0)
 #: Includes outages of a gateway longer than a request timeout, and of a broker longer than a send
 #: timeout.
 DOWN_SECONDS = (0.2, 3.0)
+#: Also of a cut. Includes ones longer than the session of a gateway in its cluster.
 PAUSED_SECONDS = (0.5, 12.0)
 
 
@@ -24,12 +26,14 @@ class Target(Enum):
     GATEWAY = "gateway"
     BROKER = "broker"
     BOTH = "gateway and broker"
+    LINK = "connection to Pulsar"
 
 
 class Action(Enum):
     KILL = "killed"
     PAUSE = "paused"
     STOP = "restarted"
+    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +42,35 @@ class ServerFault:
 
     `at` is the earliest time in seconds from the start; a fault also waits until all clients have
     recovered from the previous one. `duration` is in seconds, until the server is started again or
-    resumed.
+    resumed. `node` is the number of the gateway, 0 if there is only one.
     """
 
     at: float
     target: Target
     action: Action
     duration: float
+    node: int = 0
+
+    @property
+    def event(self) -> str:
+        """For example "gateway 2 killed"."""
+        target = self.target.value
+        if self.node and self.target is Target.LINK:
+            target = f"gateway {self.node}'s {target}"
+        elif self.node and self.target is not Target.BROKER:
+            target = target.replace("gateway", f"gateway {self.node}")
+        return f"{target} {self.action.value}"
 
     def __str__(self) -> str:
-        return (
-            f"{self.at:6.1f} s  {self.target.value} {self.action.value} for {self.duration:.1f} s"
-        )
+        return f"{self.at:6.1f} s  {self.event} for {self.duration:.1f} s"
 
 
-RECOVERY_SECONDS = {Target.GATEWAY: 4.0, Target.BROKER: 15.0, Target.BOTH: 18.0}
+RECOVERY_SECONDS = {
+    Target.GATEWAY: 4.0,
+    Target.BROKER: 15.0,
+    Target.BOTH: 18.0,
+    Target.LINK: 0.0,
+}
 """Usual restart times, used only for planning: a gateway, a broker with its bookie, one after the
 other.
 """
@@ -63,23 +81,40 @@ WITH_BROKER = (
     *((Target.BROKER, action) for action in Action),
     (Target.BOTH, Action.KILL),
 )
+IN_CLUSTER = (*WITH_BROKER, (Target.LINK, Action.CUT))
+#: Actions that leave the process running.
+_HOLDS = (Action.PAUSE, Action.CUT)
 
 
 def plan_faults(
-    seed: int, seconds: float, kinds: Sequence[tuple[Target, Action]]
+    seed: int,
+    seconds: float,
+    kinds: Sequence[tuple[Target, Action]],
+    gateways: int = 1,
+    rounds: int | None = None,
 ) -> list[ServerFault]:
-    """As many faults as fit. Every kind occurs once before any is repeated, in a random order."""
-    chance = random.Random(seed)
+    """As many faults as fit into `seconds`, but not more than `rounds`. Every kind occurs once
+    before any is repeated, in a random order.
+    """
     faults: list[ServerFault] = []
+    for fault in islice(_faults(random.Random(seed), kinds, gateways), rounds):
+        back = 0.0 if fault.action in _HOLDS else RECOVERY_SECONDS[fault.target]
+        if fault.at + fault.duration + back + CALM_SECONDS > seconds:
+            break
+        faults.append(fault)
+    return faults
+
+
+def _faults(
+    chance: random.Random, kinds: Sequence[tuple[Target, Action]], gateways: int
+) -> Iterator[ServerFault]:
     at = CALM_SECONDS
     for target, action in _shuffled(chance, kinds):
-        duration = chance.uniform(*(PAUSED_SECONDS if action is Action.PAUSE else DOWN_SECONDS))
-        back = 0.0 if action is Action.PAUSE else RECOVERY_SECONDS[target]
-        if at + duration + back + CALM_SECONDS > seconds:
-            return faults
-        faults.append(ServerFault(round(at, 2), target, action, round(duration, 2)))
+        duration = chance.uniform(*(PAUSED_SECONDS if action in _HOLDS else DOWN_SECONDS))
+        back = 0.0 if action in _HOLDS else RECOVERY_SECONDS[target]
+        node = chance.randint(1, gateways) if gateways > 1 else 0
+        yield ServerFault(round(at, 2), target, action, round(duration, 2), node)
         at += duration + back + chance.uniform(*GAP_SECONDS)
-    raise AssertionError("the kinds are dealt for ever")
 
 
 def _shuffled(

@@ -7,11 +7,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Protocol
+from itertools import cycle
 
 import kafka
 from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
 from tests.peers.chaos.evidence import Commits, Log, Observations
 from tests.testkit.gateway import Peer
@@ -30,23 +31,18 @@ REQUEST_MS = 10_000
 ASK_SECONDS = 5.0
 
 
-class Reachable(Protocol):
-    @property
-    def bootstrap(self) -> str: ...
-    def peer(self, seconds: float = ...) -> Peer: ...
-
-
 class Observer:
-    """Two threads that survive every outage."""
+    """Two threads that survive every outage. `bootstrap` has the addresses of all gateways."""
 
     def __init__(
         self,
-        gateway: Reachable,
+        bootstrap: str,
         partitions: int,
         sightings: Observations,
         commits: Sequence[Commits],
     ) -> None:
-        self._gateway = gateway
+        self._bootstrap = bootstrap
+        self._addresses = cycle(bootstrap.split(","))
         self._partitions = partitions
         self._sightings = sightings
         self._commits = commits
@@ -83,7 +79,7 @@ class Observer:
 
     def _tail_from(self, places: dict[kafka.TopicPartition, int]) -> None:
         """Read from these offsets on until a failure or the end of the run."""
-        with closing(reader(self._gateway.bootstrap, REQUEST_MS)) as consumer:
+        with closing(reader(self._bootstrap, REQUEST_MS)) as consumer:
             consumer.assign([*places])
             for place, offset in places.items():
                 consumer.seek(place, offset)
@@ -105,17 +101,36 @@ class Observer:
             self.failure = failure
 
     def _query_offsets(self) -> None:
+        address = next(self._addresses)
+        for group in self._commits:
+            promised = group.minimums()
+            try:
+                answer = query_offsets(address, group.group, self._partitions)
+            except OSError:
+                # A fault is active; retry in the next round.
+                return
+            if answer is not None:
+                group.check(answer, promised)
+                self.queries += 1
+
+
+def query_offsets(address: str, group: str, partitions: int) -> Mapping[int, int] | None:
+    """`committed_offsets` of the group's coordinator, as named by the gateway at this address."""
+    with _connect(address) as peer:
+        asked = FindCoordinatorRequest(key=group, key_type=0)
         try:
-            with self._gateway.peer(ASK_SECONDS) as peer:
-                for group in self._commits:
-                    promised = group.minimums()
-                    answer = committed_offsets(peer, group.group, self._partitions)
-                    if answer is not None:
-                        group.check(answer, promised)
-                        self.queries += 1
-        except OSError:
-            # A fault is active; retry in the next round.
-            return
+            found = peer.request(asked, FindCoordinatorResponse, 1)
+        except AssertionError:
+            return None
+    if found.error_code:
+        return None
+    with _connect(f"{found.host}:{found.port}") as peer:
+        return committed_offsets(peer, group, partitions)
+
+
+def _connect(address: str) -> Peer:
+    host, _, port = address.rpartition(":")
+    return Peer((host, int(port)), seconds=ASK_SECONDS)
 
 
 def committed_offsets(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:

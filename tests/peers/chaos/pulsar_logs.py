@@ -4,7 +4,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import chain, count
 
@@ -20,8 +20,15 @@ from tests.testkit.verifiable import TOPIC
 READ_MS = 240_000
 
 
-def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:
+def read_log(
+    service_url: str,
+    namespace: str,
+    partitions: int,
+    nodes_of: Callable[[str], Iterable[int]],
+) -> Log:
     """Read a topic stored as Kafka batches.
+
+    `nodes_of` returns the gateways that opened the Pulsar producer with a name.
 
     `hidden_copies` counts messages that readers must not see: duplicates, which begin before the
     end of the previous batch; batches stored by a replaced leader after its successor's first one;
@@ -30,6 +37,7 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
     values: dict[Position, str] = {}
     batches: dict[Position, str] = {}
     ends: dict[int, int] = {}
+    leaders: dict[Position, set[int]] = {}
     hidden = 0
     with closing(_client(service_url)) as client:
         for partition in range(partitions):
@@ -37,6 +45,8 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
                 header = parse_header(message.properties())
                 assert header, f"a message without a batch header in partition {partition}"
+                nodes = nodes_of(message.producer_name())
+                leaders.setdefault((partition, header.leader_epoch), set()).update(nodes)
                 if header.writer > writer:
                     writer = header.writer
                     void = [(partition, offset) for offset in range(header.base_offset, end)]
@@ -53,7 +63,13 @@ def read_log(service_url: str, namespace: str, partitions: int, found: Log) -> L
                             batches[partition, offset] = f"{batch}, {message.message_id()}"
                 end = header.last_offset + 1
             ends[partition] = end
-    return Log(values, ends, hidden, batches=batches)
+    return Log(
+        values,
+        ends,
+        hidden,
+        batches=batches,
+        leaders={place: frozenset(nodes) for place, nodes in leaders.items()},
+    )
 
 
 def read_native_log(service_url: str, namespace: str, partitions: int, found: Log) -> Log:

@@ -31,7 +31,8 @@ def summary(outcome: Outcome) -> str:
     lines.append(
         f"{outcome.records} records; reported to their producers as failed: {failed or 'none'}; "
         f"{outcome.hidden_copies} duplicates hidden from readers; "
-        f"{outcome.unused_offsets} offsets without a record."
+        f"{outcome.unused_offsets} offsets without a record; "
+        f"{outcome.queries} comparisons of committed offsets; {outcome.epochs} leader epochs."
     )
     if not outcome.complaints:
         return "\n".join([*lines, "ALL CHECKS PASSED"])
@@ -93,7 +94,7 @@ def _kind(name: str) -> tuple[str, str]:
 
 
 def _fault_text(one: Recovery) -> str:
-    return f"{one.fault.target.value} {one.fault.action.value}, {one.fault.duration:.1f} s"
+    return f"{one.fault.event}, {one.fault.duration:.1f} s"
 
 
 def draw_svg(recoveries: Sequence[Recovery], title: str) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from tests.peers.chaos.client_processes import GROUPS, PRODUCERS, ChaosMember, ChaosProducer
+from tests.peers.chaos.client_processes import (
+    GROUPS,
+    PRODUCERS,
+    ChaosMember,
+    ChaosProducer,
+    ToolMember,
+)
 from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Observations, complaints
-from tests.peers.chaos.faults import ServerFault, Target
+from tests.peers.chaos.faults import ServerFault
 from tests.peers.chaos.observers import Observer, read_whole_log
-from tests.peers.chaos.servers import GatewayDied, RestartableGateway, Server, inject, recover
+from tests.peers.chaos.servers import GatewayDied, Servers
+from tests.testkit.gateway import Peer
 from tests.testkit.kafka import BrokerFailed
 from tests.testkit.verifiable import TOPIC, ToolProcess
 
-PARTITIONS = 4
 #: Per group; each of them has partitions.
 MEMBERS = 2
 #: Records per second of each producer: enough that some are always in flight, few enough for two
@@ -61,27 +68,57 @@ class Outcome:
     skipped_faults: int = 0
     """Planned faults for which there was no time."""
     unused_offsets: int = 0
+    queries: int = 0
+    """Committed offsets of a group that were compared with the earlier ones."""
+    epochs: int = 0
+    """Leader epochs of all partitions in which messages were stored."""
+
+
+class Service(Protocol):
+    """A gateway, or all gateways of a cluster."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    def peer(self) -> Peer: ...
+    def launch(self) -> None: ...
+    def kill(self) -> None: ...
+    def end(self) -> None: ...
+    def assert_running(self) -> None: ...
+    def log(self) -> str: ...
+    def unexpected_errors(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The servers of a run, and the number of partitions of its topic.
+
+    `others` reads the log without the gateways, given what was read through them.
+    `wait_until_whole` returns when all gateways serve after the last fault.
+    """
+
+    service: Service
+    servers: Servers
+    partitions: int
+    others: Callable[[Log], Iterable[Log]] = lambda found: ()
+    wait_until_whole: Callable[[], object] = lambda: None
+    allows_gaps: bool = False
 
 
 class Run:
     """The clients and their results. `say` receives one line per event."""
 
-    def __init__(
-        self,
-        folder: Path,
-        gateway: RestartableGateway,
-        servers: Mapping[Target, Server],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, folder: Path, stage: Stage, say: Callable[[str], None]) -> None:
         self._folder = folder
-        self._gateway = gateway
-        self._servers = servers
+        self._gateway = stage.service
+        self._servers = stage.servers
         self._say = say
         self._began = time.monotonic()
         self.sightings = Observations()
-        self.commits = {kind.name: Commits(kind.name) for kind in GROUPS}
+        self.commits = {
+            kind.name: Commits(kind.name, reports_reads=kind.is_tool) for kind in GROUPS
+        }
         self.producers: list[ChaosProducer] = []
-        self.members: list[ChaosMember] = []
+        self.members: list[ChaosMember | ToolMember] = []
         self.outcome = Outcome()
         self._is_all_sent = False
 
@@ -96,8 +133,8 @@ class Run:
             self.producers.append(producer)
         for group in GROUPS:
             for number in range(MEMBERS):
-                member = ChaosMember(
-                    self._folder, bootstrap, group, number, self.sightings, self.commits[group.name]
+                member = group.join(
+                    self._folder, bootstrap, number, self.sightings, self.commits[group.name]
                 )
                 stack.callback(member.close)
                 self.members.append(member)
@@ -127,9 +164,9 @@ class Run:
 
     def _run_fault(self, fault: ServerFault) -> Recovery:
         struck_at = time.monotonic()
-        inject(fault, self._servers)
+        self._servers.inject(fault)
         self._watch(fault.duration, is_struck=True)
-        recover(fault, self._servers)
+        self._servers.recover(fault)
         served = time.monotonic()
         return Recovery(
             fault,
@@ -189,7 +226,7 @@ class Run:
                 ends[partition] = max(offset + 1, ends.get(partition, 0))
         return ends
 
-    def _has_reached(self, member: ChaosMember, goals: Mapping[int, int]) -> bool:
+    def _has_reached(self, member: ChaosMember | ToolMember, goals: Mapping[int, int]) -> bool:
         promised = member.commits.minimums()
         return all(
             promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.assigned
@@ -224,6 +261,7 @@ class Run:
     def judge(self, log: Log) -> None:
         self.outcome.records = len(log.values)
         self.outcome.hidden_copies += log.hidden_copies
+        self.outcome.epochs += len(log.leaders)
         self.outcome.complaints += complaints(
             log, [one.sent for one in self.producers], self.sightings, self.commits.values()
         )
@@ -267,39 +305,37 @@ class Run:
 
 def run_chaos(
     folder: Path,
-    gateway: RestartableGateway,
-    servers: Mapping[Target, Server],
+    stage: Stage,
     faults: Sequence[ServerFault],
     seconds: float,
     say: Callable[[str], None],
-    others: Callable[[Log], Sequence[Log]],
-    *,
-    allows_gaps: bool = False,
 ) -> Outcome:
     """Run the clients, inject faults for `seconds` from the time at which all of them make
     progress, and check the result.
 
-    `others` reads the log without the gateway, given what was read through it. A client or a server
-    that does not recover is the last complaint.
+    A client or a server that does not recover is the last complaint.
     """
-    here = Run(folder, gateway, servers, say)
+    here, gateway, partitions = Run(folder, stage, say), stage.service, stage.partitions
     with ExitStack() as stack:
         gateway.launch()
         stack.callback(gateway.kill)
         try:
             here.start(stack)
             with Observer(
-                gateway, PARTITIONS, here.sightings, list(here.commits.values())
+                gateway.bootstrap, partitions, here.sightings, list(here.commits.values())
             ) as observer:
                 here.run_faults(faults, seconds)
+                stage.wait_until_whole()
                 here.finish()
             if observer.failure:
                 raise observer.failure
+            here.outcome.queries = observer.queries
             # Check what is stored, not the gateway's caches.
             gateway.end()
             gateway.launch()
-            found = replace(read_whole_log(gateway.bootstrap, PARTITIONS), allows_gaps=allows_gaps)
-            for log in [found, *others(found)]:
+            found = read_whole_log(gateway.bootstrap, partitions)
+            found = replace(found, allows_gaps=stage.allows_gaps)
+            for log in [found, *stage.others(found)]:
                 here.judge(log)
             here.outcome.unused_offsets = sum(found.ends.values()) - len(found.values)
             gateway.end()

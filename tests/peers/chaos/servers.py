@@ -1,4 +1,4 @@
-"""The servers of a run: a gateway, always at the same address and on the same store, and a Pulsar
+"""The servers of a run: gateways, always at the same addresses and on the same store, and a Pulsar
 broker.
 """
 
@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +20,7 @@ from tests.peers.chaos.faults import Action, ServerFault, Target
 from tests.testkit.gateway import Peer
 from tests.testkit.kafka import free_ports
 from tests.testkit.pulsar import suspend
+from tests.testkit.pulsar_relay import PulsarRelays
 
 #: On a Pulsar that has just started, on a busy machine.
 START_SECONDS = 480.0
@@ -152,27 +155,56 @@ class RetryingGateway(RestartableGateway):
                     raise
 
 
-def inject(fault: ServerFault, servers: Mapping[Target, Server]) -> None:
-    for server in _targets(fault, servers):
-        match fault.action:
-            case Action.KILL:
-                server.kill()
-            case Action.PAUSE:
-                server.pause()
-            case Action.STOP:
-                server.end()
+class Link:
+    """The connection of a gateway to Pulsar."""
+
+    def __init__(self, relays: PulsarRelays) -> None:
+        self._relays = relays
+        self._cut = ExitStack()
+
+    def cut(self) -> None:
+        self._cut.enter_context(self._relays.cut())
+
+    def mend(self) -> None:
+        self._cut.close()
 
 
-def recover(fault: ServerFault, servers: Mapping[Target, Server]) -> None:
-    """Restart or resume the servers, and return when they are ready."""
-    for server in reversed(_targets(fault, servers)):
-        if fault.action is Action.PAUSE:
-            server.resume()
-        else:
-            server.launch()
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What faults can be injected into. `links` are those of the gateways, in the same order."""
 
+    gateways: Sequence[Server]
+    broker: Server | None = None
+    links: Sequence[Link] = ()
 
-def _targets(fault: ServerFault, servers: Mapping[Target, Server]) -> list[Server]:
-    """The gateway first: it is stopped first and started last."""
-    targets = [Target.GATEWAY, Target.BROKER] if fault.target is Target.BOTH else [fault.target]
-    return [servers[target] for target in targets]
+    def inject(self, fault: ServerFault) -> None:
+        if fault.action is Action.CUT:
+            self.links[fault.node - 1].cut()
+        for server in self._targets(fault):
+            match fault.action:
+                case Action.KILL:
+                    server.kill()
+                case Action.PAUSE:
+                    server.pause()
+                case Action.STOP:
+                    server.end()
+
+    def recover(self, fault: ServerFault) -> None:
+        """Restart or resume the servers, and return when they are ready."""
+        if fault.action is Action.CUT:
+            self.links[fault.node - 1].mend()
+        for server in reversed(self._targets(fault)):
+            if fault.action is Action.PAUSE:
+                server.resume()
+            else:
+                server.launch()
+
+    def _targets(self, fault: ServerFault) -> list[Server]:
+        """The gateway first: it is stopped first and started last."""
+        found: list[Server] = []
+        if fault.target in (Target.GATEWAY, Target.BOTH):
+            found.append(self.gateways[max(fault.node - 1, 0)])
+        if fault.target in (Target.BROKER, Target.BOTH):
+            assert self.broker
+            found.append(self.broker)
+        return found

@@ -2,108 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
+from storage.pulsar.settings import PulsarSettings
 from tests.peers.chaos.evidence import Log
-from tests.peers.chaos.faults import GATEWAY_ONLY, WITH_BROKER, Action, ServerFault, Target
+from tests.peers.chaos.faults import (
+    GATEWAY_ONLY,
+    IN_CLUSTER,
+    WITH_BROKER,
+    Action,
+    ServerFault,
+    Target,
+)
 from tests.peers.chaos.pulsar_logs import read_log, read_native_log
-from tests.peers.chaos.run import PARTITIONS, Outcome, run_chaos
-from tests.peers.chaos.servers import RestartableGateway, RetryingGateway
+from tests.peers.chaos.run import Outcome, Stage, run_chaos
+from tests.peers.chaos.servers import Link, RestartableGateway, Servers
+from tests.peers.cluster.gateways import Gateways
 from tests.testkit.pulsar import BROKER_MEMORY, ONE_BOOKIE, Pulsar
+from tests.testkit.pulsar_relay import PulsarRelays
+from tests.testkit.verifiable import TOPIC
 
-SETTINGS = {"num_partitions": PARTITIONS, "group_initial_rebalance_delay_ms": 500}
+#: Of the topic, with one gateway. In a cluster each shard has one partition, and so all gateways
+#: lead some.
+PARTITIONS, SHARDS = 4, 12
+SETTINGS = {"group_initial_rebalance_delay_ms": 500}
 #: Shorter than the longest pause, so that after such a pause partitions are reopened.
 ON_PULSAR = {**SETTINGS, "pulsar_send_timeout_ms": 8_000}
 
 Say = Callable[[str], None]
-LogReader = Callable[[str, str, int, Log], Log]
-"""Reads the topic from Pulsar, given the address, the namespace, the number of partitions, and what
-was read through the gateway.
+Run = Callable[[Path, Sequence[ServerFault], float, Say, int], Outcome]
+"""Arguments: the folder, the faults, their seconds, what receives a line per event, and the number
+of gateways.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`kinds` are the possible faults."""
+    """`kinds` are the possible faults of one gateway, `cluster_kinds` those of several."""
 
     kinds: Sequence[tuple[Target, Action]]
-    run: Callable[[Path, Sequence[ServerFault], float, Say], Outcome]
+    run: Run
+    cluster_kinds: Sequence[tuple[Target, Action]] = ()
+
+    def kinds_for(self, gateways: int) -> Sequence[tuple[Target, Action]]:
+        """Empty if a store cannot have that number of gateways."""
+        return self.cluster_kinds if gateways > 1 else self.kinds
 
 
-def on_embedded(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
-    gateway = RestartableGateway(folder, ("--store", f"lmdb:{folder / 'store'}"), SETTINGS)
-    return run_chaos(
-        folder, gateway, {Target.GATEWAY: gateway}, faults, seconds, say, lambda found: []
-    )
+def on_embedded(
+    folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say, gateways: int
+) -> Outcome:
+    store = ("--store", f"lmdb:{folder / 'store'}")
+    gateway = RestartableGateway(folder, store, {**SETTINGS, "num_partitions": PARTITIONS})
+    return run_chaos(folder, Stage(gateway, Servers([gateway]), PARTITIONS), faults, seconds, say)
 
 
-def on_pulsar(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
-    """Use a separate broker, since it is killed."""
-    return _on_pulsar(folder, faults, seconds, say, read_log)
-
-
-def on_native(folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say) -> Outcome:
-    """The same in the format of native clients, where Pulsar detects duplicate messages of its
-    client.
-    """
-    return _on_pulsar(
-        folder, faults, seconds, say, read_native_log, deduplicates=True, entry_format="pulsar"
-    )
-
-
-def _on_pulsar(
+def on_pulsar(
     folder: Path,
     faults: Sequence[ServerFault],
     seconds: float,
     say: Say,
-    read_log: LogReader,
+    count: int,
     *,
-    deduplicates: bool = False,
-    **settings: str,
+    is_native: bool = False,
 ) -> Outcome:
-    with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as broker:
-        tenant = broker.tenant()
-        names = {
-            f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")
-        }
-        if deduplicates:
-            tenant.admin(
-                "POST", f"namespaces/{tenant.name}/{names['pulsar_namespace']}/deduplication", True
-            )
-        tenants = {"pulsar_tenant": tenant.name, "pulsar_metadata_tenant": tenant.name}
-        gateway = RetryingGateway(
-            folder,
-            ("--store", broker.service_url, "--set", f"pulsar_admin={broker.admin_url}"),
-            {**ON_PULSAR, **names, **tenants, **settings},
-        )
+    """Use a separate broker, since it is killed.
 
-        def natively(found: Log) -> list[Log]:
+    With `is_native`, in the format of native clients, where Pulsar detects duplicate messages of
+    its client. Several gateways have a relay each, which can cut their connections to Pulsar.
+    """
+    with ExitStack() as stack:
+        broker = stack.enter_context(Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE))
+        tenant = broker.tenant()
+        topics, metadata = tenant.namespace(), tenant.namespace()
+        if is_native:
+            path = f"namespaces/{tenant.name}/{topics}/deduplication"
+            tenant.admin("POST", path, True)
+        partitions = PARTITIONS if count == 1 else SHARDS
+        settings = {
+            **ON_PULSAR,
+            "num_partitions": partitions,
+            "pulsar_tenant": tenant.name,
+            "pulsar_metadata_tenant": tenant.name,
+            "pulsar_namespace": topics,
+            "pulsar_metadata_namespace": metadata,
+            **({"entry_format": "pulsar"} if is_native else {}),
+            **({"offsets_shards": SHARDS} if count > 1 else {}),
+        }
+        store = ["--store", broker.service_url, "--set", f"pulsar_admin={broker.admin_url}"]
+        places = PulsarSettings(broker.service_url, broker.admin_url)
+        relays = {
+            node: stack.enter_context(PulsarRelays(places))
+            for node in (range(1, count + 1) if count > 1 else ())
+        }
+        relayed = {node: relay.redirected(store) for node, relay in relays.items()}
+        gateways = Gateways(folder, store, count, settings, relayed)
+
+        @cache
+        def nodes_of(producer_name: str) -> Sequence[int]:
+            if not relays:
+                return list(gateways.nodes)
             return [
-                read_log(
-                    broker.service_url,
-                    f"persistent://{tenant.name}/{names['pulsar_namespace']}",
-                    PARTITIONS,
-                    found,
-                )
+                node for node, relay in relays.items() if relay.broker.has_opened(producer_name)
             ]
 
-        servers = {Target.GATEWAY: gateway, Target.BROKER: broker}
-        return run_chaos(
-            folder,
-            gateway,
-            servers,
-            faults,
-            seconds,
-            say,
+        def natively(found: Log) -> Iterator[Log]:
+            where = broker.service_url, f"persistent://{tenant.name}/{topics}", partitions
+            yield read_native_log(*where, found) if is_native else read_log(*where, nodes_of)
+
+        stage = Stage(
+            gateways,
+            Servers([*gateways.nodes.values()], broker, [Link(one) for one in relays.values()]),
+            partitions,
             natively,
-            allows_gaps=read_log is read_native_log,
+            lambda: gateways.wait_until_led(TOPIC, [*gateways.nodes]),
+            allows_gaps=is_native,
         )
+        return run_chaos(folder, stage, faults, seconds, say)
 
 
 SETUPS: Mapping[str, Setup] = {
     "embedded": Setup(GATEWAY_ONLY, on_embedded),
-    "pulsar": Setup(WITH_BROKER, on_pulsar),
-    "pulsar-native": Setup(WITH_BROKER, on_native),
+    "pulsar": Setup(WITH_BROKER, on_pulsar, IN_CLUSTER),
+    "pulsar-native": Setup(WITH_BROKER, partial(on_pulsar, is_native=True), IN_CLUSTER),
 }

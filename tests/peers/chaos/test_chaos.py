@@ -4,12 +4,18 @@ faults.
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 import xml.etree.ElementTree
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.peers.chaos.client_processes import GroupLibrary
 from tests.peers.chaos.evidence import (
     Commits,
     Log,
@@ -20,6 +26,7 @@ from tests.peers.chaos.evidence import (
 )
 from tests.peers.chaos.faults import (
     GATEWAY_ONLY,
+    IN_CLUSTER,
     WITH_BROKER,
     Action,
     ServerFault,
@@ -28,6 +35,7 @@ from tests.peers.chaos.faults import (
 )
 from tests.peers.chaos.report import draw_svg, summary, table
 from tests.peers.chaos.run import Outcome, Recovery
+from tests.peers.chaos.servers import Servers
 
 GOOD: Mapping[Position, str] = {(0, 0): "4.0", (0, 1): "17", (0, 2): "4.1", (1, 0): "4.2"}
 
@@ -152,6 +160,51 @@ def test_commit_during_offset_fetch_is_not_reported() -> None:
     assert complaints_for(commits=[commits]) == []
 
 
+@pytest.mark.parametrize("nodes", [{1, 3}, set()])
+def test_epoch_of_two_leaders_or_an_unknown_one_is_reported(nodes: set[int]) -> None:
+    leaders = {(0, 4): frozenset({1}), (0, 5): frozenset(nodes)}
+    log = Log(GOOD, {0: 3, 1: 1}, leaders=leaders)
+    assert complaints(log, [], Observations(), ()) == [
+        f"partition 0: nodes {sorted(nodes)} stored messages in epoch 5"
+    ]
+
+
+def test_record_that_a_group_skipped_is_reported() -> None:
+    commits = Commits("group", reports_reads=True)
+    commits.note_read((0, 1))
+    commits.acknowledged(0, 2)
+    assert complaints_for(commits=[commits]) == ["group: 1 committed and not read: [(0, 0)]"]
+    commits.note_read((0, 0))
+    assert complaints_for(commits=[commits]) == []
+
+
+def test_verifiable_consumer_reports_what_it_reads_and_commits(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"name": "startup_complete"},
+        {"name": "partitions_assigned", "partitions": partitions(0, 1)},
+        {"name": "record_data", "partition": 0, "offset": 0, "value": "4.0"},
+        {"name": "offsets_committed", "success": True, "offsets": [{"partition": 0, "offset": 1}]},
+        {"name": "offsets_committed", "success": False, "error": "e", "offsets": []},
+        {"name": "partitions_revoked", "partitions": partitions(0)},
+        # With the consumer protocol only the new partitions.
+        {"name": "partitions_assigned", "partitions": partitions(2)},
+    ]
+    lines = "\n".join(map(json.dumps, events))
+    program = [sys.executable, "-c", f"print({lines!r})"]
+    group = GroupLibrary("tool", lambda: program, is_tool=True)
+    sightings, commits = Observations(), Commits("tool", reports_reads=True)
+    member = group.join(tmp_path, "127.0.0.1:9092", 0, sightings, commits)
+    member.process.wait(60)
+    member.receive()
+    assert (member.assigned, member.read) == ([1, 2], 1)
+    assert sightings.values == {(0, 0): "4.0"}
+    assert (commits.read, commits.minimums()) == ({(0, 0)}, {0: 1})
+
+
+def partitions(*numbers: int) -> list[dict[str, int]]:
+    return [{"partition": number} for number in numbers]
+
+
 def test_faults_depend_only_on_seed() -> None:
     assert (
         plan_faults(7, 300, WITH_BROKER)
@@ -171,6 +224,48 @@ def test_each_fault_kind_occurs_before_any_is_repeated(seed: int) -> None:
 def test_short_plan_is_prefix_of_longer_plan() -> None:
     short = plan_faults(7, 100, GATEWAY_ONLY)
     assert plan_faults(7, 300, GATEWAY_ONLY)[: len(short)] == short
+
+
+def test_rounds_of_a_cluster_include_each_kind_and_each_gateway() -> None:
+    faults = plan_faults(7, math.inf, IN_CLUSTER, 3, 40)
+    assert len(faults) == 40
+    assert {(one.target, one.action) for one in faults[: len(IN_CLUSTER)]} == set(IN_CLUSTER)
+    assert {one.node for one in faults} == {1, 2, 3}
+
+
+class RecordedServer:
+    """Records what is done to it in `calls`."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        for verb in ("kill", "pause", "resume", "end", "launch", "cut", "mend"):
+            setattr(self, verb, partial(calls.append, f"{verb} {name}"))
+
+
+@pytest.mark.parametrize(
+    ("target", "action", "calls"),
+    [
+        (Target.GATEWAY, Action.KILL, ["kill gateway 2", "launch gateway 2"]),
+        (Target.GATEWAY, Action.STOP, ["end gateway 2", "launch gateway 2"]),
+        (Target.BROKER, Action.PAUSE, ["pause broker", "resume broker"]),
+        (Target.LINK, Action.CUT, ["cut link 2", "mend link 2"]),
+        (
+            Target.BOTH,
+            Action.KILL,
+            ["kill gateway 2", "kill broker", "launch broker", "launch gateway 2"],
+        ),
+    ],
+)
+def test_fault_is_injected_into_its_gateway_and_undone(
+    target: Target, action: Action, calls: list[str]
+) -> None:
+    done: list[str] = []
+    gateways = [RecordedServer(f"gateway {node}", done) for node in (1, 2)]
+    links = [RecordedServer(f"link {node}", done) for node in (1, 2)]
+    servers = Servers(gateways, RecordedServer("broker", done), links)
+    fault = ServerFault(3.0, target, action, 1.0, 2)
+    servers.inject(fault)
+    servers.recover(fault)
+    assert done == calls
 
 
 RECOVERY = Recovery(

@@ -1,5 +1,4 @@
-"""Clients of three generations on a gateway with Pulsar while both are killed, paused and
-restarted.
+"""Clients of three generations on gateways with Pulsar while both are killed, paused and restarted.
 
 A run takes five minutes; `make chaos` starts one manually. It prints the seed's faults and each
 recovery time; TESTS_CHAOS_SEED selects another seed. A slow machine runs fewer faults.
@@ -40,12 +39,14 @@ def clients() -> None:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-def run_faults(folder: Path, store: str, seed: int, seconds: float = SECONDS) -> None:
+def run_faults(
+    folder: Path, store: str, seed: int, seconds: float = SECONDS, gateways: int = 1
+) -> None:
     stage = SETUPS[store]
     seed = int(os.environ.get("TESTS_CHAOS_SEED", seed))
-    faults = plan_faults(seed, seconds, stage.kinds)
-    print(f"seed {seed}, {seconds:g} s on {store}", *faults, sep="\n")
-    outcome = stage.run(folder, faults, seconds, print)
+    faults = plan_faults(seed, seconds, stage.kinds_for(gateways), gateways)
+    print(f"seed {seed}, {seconds:g} s on {store}, gateways: {gateways}", *faults, sep="\n")
+    outcome = stage.run(folder, faults, seconds, print, gateways)
     print(summary(outcome))
     assert outcome.complaints == [], "\n".join(outcome.complaints)
     assert len(outcome.recoveries) >= MIN_FAULTS
@@ -54,6 +55,11 @@ def run_faults(folder: Path, store: str, seed: int, seconds: float = SECONDS) ->
 @pytest.mark.parametrize("seconds", [SHORT_SECONDS, pytest.param(SECONDS, marks=pytest.mark.slow)])
 def test_guarantees_hold_while_gateway_and_pulsar_fail(tmp_path: Path, seconds: float) -> None:
     run_faults(tmp_path, "pulsar", SEED, seconds)
+
+
+@pytest.mark.slow
+def test_guarantees_hold_while_gateways_of_a_cluster_fail(tmp_path: Path) -> None:
+    run_faults(tmp_path, "pulsar", 44, gateways=3)
 
 
 @pytest.mark.slow
