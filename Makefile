@@ -100,8 +100,8 @@ picture: $(VENV)/.test
 fingerprints: $(VENV)/.test
 	$(PY) -m tests.legacy_clients.fingerprints.record $(ARGS)
 
-## kill, pause and restart gateway and Pulsar under load (5 minutes; ARGS: --seed N, --minutes N,
-## --store NAME, --plot FILE)
+## kill, pause and restart gateways and Pulsar under load (5 minutes; ARGS: --seed N, --minutes N or
+## --rounds N, --store NAME, --gateways N, --plot FILE)
 chaos: $(VENV)/.test
 	$(PY) -m tests.peers.chaos $(ARGS)
 

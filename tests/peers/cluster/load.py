@@ -34,8 +34,6 @@ ANSWERS = 3 * PARTITIONS
 PAUSE_SECONDS = 0.3
 #: While the coordinator moves, librdkafka 1.0 passes the errors of commits on to the application.
 NOT_RETRIED = ("NOT_COORDINATOR_FOR_GROUP", "_NODE_UPDATE")
-#: Errors of commits after an outage longer than the session timeout of a member.
-EXPIRED = ("CommitFailed", "UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS")
 
 _PROGRAMS = Path(__file__).parent.parent / "groups" / "members"
 
