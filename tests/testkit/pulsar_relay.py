@@ -94,10 +94,14 @@ class Relay:
         while True:
             try:
                 client, _ = self._listening.accept()
-                server = socket.create_connection((self._to.hostname or "", self._to.port or 0))
             except OSError:
                 if self._listening.fileno() < 0:
                     return
+                continue
+            try:
+                server = socket.create_connection((self._to.hostname or "", self._to.port or 0))
+            except OSError:
+                client.close()
                 continue
             with self._lock:
                 self._sockets |= {client, server}

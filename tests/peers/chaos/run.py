@@ -28,7 +28,9 @@ from tests.testkit.verifiable import TOPIC, ToolProcess
 MEMBERS = 2
 #: Records per second of each producer: enough that some are always in flight, few enough for two
 #: cores.
-PACE = 100
+PACE = 50
+#: Between two looks at the output of all clients.
+LOOK_SECONDS = 0.1
 #: Acknowledgements after which a producer counts as recovered.
 ANSWERS = 20
 #: For JVMs that start concurrently on few cores that other processes use as well.
@@ -271,7 +273,7 @@ class Run:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._receive(is_struck=is_struck)
-            time.sleep(0.02)
+            time.sleep(LOOK_SECONDS)
 
     def _wait_until(
         self, is_so: Callable[[], bool], seconds: float, what: Callable[[], str]
@@ -288,7 +290,7 @@ class Run:
                         [f"not within {seconds:.0f} s: {what()}", *words, self._gateway.log()]
                     )
                 )
-            time.sleep(0.02)
+            time.sleep(LOOK_SECONDS)
 
     def _receive(self, *, is_struck: bool = False) -> None:
         for client in self._clients():
