@@ -29,7 +29,7 @@ MEMBERS = 2
 #: Records per second of each producer: enough that some are always in flight, few enough for two
 #: cores.
 PACE = 50
-#: Between two looks at the output of all clients.
+#: Between two reads of what all clients have reported.
 LOOK_SECONDS = 0.1
 #: Acknowledgements after which a producer counts as recovered.
 ANSWERS = 20
