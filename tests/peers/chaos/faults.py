@@ -75,10 +75,11 @@ RECOVERY_SECONDS = {
 other.
 """
 
-GATEWAY_ONLY = tuple((Target.GATEWAY, action) for action in Action)
+_OF_PROCESSES = (Action.KILL, Action.PAUSE, Action.STOP)
+GATEWAY_ONLY = tuple((Target.GATEWAY, action) for action in _OF_PROCESSES)
 WITH_BROKER = (
     *GATEWAY_ONLY,
-    *((Target.BROKER, action) for action in Action),
+    *((Target.BROKER, action) for action in _OF_PROCESSES),
     (Target.BOTH, Action.KILL),
 )
 #: Faults of gateways are twice as frequent: in a cluster others take over, and a broker's restart

@@ -221,6 +221,10 @@ def test_each_fault_kind_occurs_before_any_is_repeated(seed: int) -> None:
     assert faults[-1].at + 40 > 560
 
 
+def test_processes_are_not_cut() -> None:
+    assert Action.CUT not in {action for _, action in WITH_BROKER}
+
+
 def test_short_plan_is_prefix_of_longer_plan() -> None:
     short = plan_faults(7, 100, GATEWAY_ONLY)
     assert plan_faults(7, 300, GATEWAY_ONLY)[: len(short)] == short
@@ -231,6 +235,7 @@ def test_rounds_of_a_cluster_include_each_kind_and_each_gateway() -> None:
     assert len(faults) == 40
     assert {(one.target, one.action) for one in faults[: len(IN_CLUSTER)]} == set(IN_CLUSTER)
     assert {one.node for one in faults} == {1, 2, 3}
+    assert {one.target for one in faults if one.action is Action.CUT} == {Target.LINK}
 
 
 class RecordedServer:
