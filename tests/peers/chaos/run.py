@@ -20,7 +20,7 @@ from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Observations, com
 from tests.peers.chaos.faults import ServerFault
 from tests.peers.chaos.observers import Observer, read_whole_log
 from tests.peers.chaos.servers import GatewayDied, Servers
-from tests.testkit.gateway import Peer
+from tests.peers.cluster.load import create_topic
 from tests.testkit.kafka import BrokerFailed
 from tests.testkit.verifiable import TOPIC, ToolProcess
 
@@ -81,7 +81,6 @@ class Service(Protocol):
 
     @property
     def bootstrap(self) -> str: ...
-    def peer(self) -> Peer: ...
     def launch(self) -> None: ...
     def kill(self) -> None: ...
     def end(self) -> None: ...
@@ -113,6 +112,7 @@ class Run:
         self._folder = folder
         self._gateway = stage.service
         self._servers = stage.servers
+        self._partitions = stage.partitions
         self._say = say
         self._began = time.monotonic()
         self.sightings = Observations()
@@ -126,8 +126,7 @@ class Run:
 
     def start(self, stack: ExitStack) -> None:
         """Start all clients and wait until each makes progress."""
-        with self._gateway.peer() as peer:
-            peer.create_topic(TOPIC)
+        create_topic(self._gateway.bootstrap, TOPIC, self._partitions)
         bootstrap = self._gateway.bootstrap
         for kind in PRODUCERS:
             producer = ChaosProducer(self._folder, bootstrap, kind, PACE, self.sightings)

@@ -57,7 +57,7 @@ def on_embedded(
     folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say, gateways: int
 ) -> Outcome:
     store = ("--store", f"lmdb:{folder / 'store'}")
-    gateway = RestartableGateway(folder, store, {**SETTINGS, "num_partitions": PARTITIONS})
+    gateway = RestartableGateway(folder, store, SETTINGS)
     return run_chaos(folder, Stage(gateway, Servers([gateway]), PARTITIONS), faults, seconds, say)
 
 
@@ -85,7 +85,6 @@ def on_pulsar(
         partitions = PARTITIONS if count == 1 else SHARDS
         settings = {
             **ON_PULSAR,
-            "num_partitions": partitions,
             "pulsar_tenant": tenant.name,
             "pulsar_metadata_tenant": tenant.name,
             "pulsar_namespace": topics,

@@ -12,7 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 
@@ -268,7 +268,12 @@ class ClusterLoad:
 
 def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(RECOVER_SECONDS)
+    try:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(RECOVER_SECONDS)
+    except KafkaException as failure:
+        # The answer to the first attempt was lost.
+        if failure.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
 
 
 def falling_epochs(gateways: Gateways, topic: str) -> list[str]:
