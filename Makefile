@@ -41,7 +41,7 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
 	bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints tox clean spark \
-	picture bench-reports demo chaos fuzz
+	picture bench-reports demo chaos fuzz style types
 
 ## list the targets
 help:
@@ -65,9 +65,14 @@ check: lint
 
 ## check format, lint, types and prose
 lint: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types style
+
+types: $(VENV)/.dev
+	$(PY) -m mypy
+
+style: $(VENV)/.dev
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m ruff check $(SOURCES)
-	$(PY) -m mypy
 	$(PY) -m tests.prose
 
 ## all tests except slow and spark, including real clients and brokers
