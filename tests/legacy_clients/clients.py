@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -248,7 +248,7 @@ def consume_in_group(
     group: str,
     topic: str,
     count: int,
-    *,
+    *arguments: str,
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Record]:
@@ -265,6 +265,7 @@ def consume_in_group(
         str(SESSION_MS),
         "--fetch-wait",
         str(FETCH_WAIT_MS),
+        *arguments,
         f"{topic}:{count}",
     ]
     printed = run(
@@ -280,18 +281,19 @@ def producing(
     *arguments: str,
     timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
+    errors: IO[str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a producer: write lines to `stdin`, read acknowledgements from `stdout`.
 
-    stderr goes to a temporary file, so that nothing blocks on it. The process is killed and reaped
-    at the end.
+    stderr goes to the file `errors`, or to a temporary one, so that nothing blocks on it. The
+    process is killed and reaped at the end.
     """
-    with tempfile.TemporaryFile("w+") as errors:
+    with nullcontext(errors) if errors else tempfile.TemporaryFile("w+") as written:
         process = subprocess.Popen(
             _argv(client, "produce", bootstrap, arguments, client.name, timeout, security),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=written,
             text=True,
         )
         with process:

@@ -121,6 +121,8 @@ def produce(options):
         settings["request.required.acks"] = -1 if options["acks"] == "all" else int(options["acks"])
     if "linger" in options:
         settings["queue.buffering.max.ms"] = int(options["linger"])
+    if "retries" in options:
+        settings["message.send.max.retries"] = int(options["retries"])
     if "idempotent" in options:
         settings["enable.idempotence"] = True
     if version() < (1, 0):
@@ -276,7 +278,9 @@ def group(options, spans):
             show(record)
             missing -= 1
         if following:
-            consumer.commit(
+            commit(
+                consumer,
+                int(options.get("retries", "0")),
                 offsets=[
                     TopicPartition(topic, partition, offset)
                     for partition, offset in following.items()
@@ -286,6 +290,19 @@ def group(options, spans):
     sys.stdout.flush()
     # Leaves the group.
     consumer.close()
+
+
+def commit(consumer, retries, **arguments):
+    """Commit, up to `retries` more times: librdkafka does not retry all errors of a commit."""
+    while True:
+        try:
+            consumer.commit(**arguments)
+            return
+        except KafkaException:
+            if not retries:
+                raise
+            retries -= 1
+            time.sleep(0.1)
 
 
 def commits(options, spans):

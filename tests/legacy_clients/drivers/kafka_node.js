@@ -7,6 +7,7 @@ const kafka = require('kafka-node')
 
 // snappy needs a compiler, and nothing else is known.
 const CODECS = { none: 0, gzip: 1 }
+const RETRY_MS = 100
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw =>
   raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64')
@@ -67,7 +68,7 @@ async function produce(options) {
     const sent = batch
     batch = []
     size = 0
-    if (sent.length) await sendBatch(client, producer, options, sent)
+    if (sent.length) await retried(options, () => sendBatch(client, producer, options, sent))
   }
   for await (const line of readline.createInterface({
     input: process.stdin,
@@ -78,6 +79,18 @@ async function produce(options) {
     if (size >= limit) await send()
   }
   await send()
+}
+
+// It is for the application to send again.
+async function retried(options, send) {
+  for (let left = Number(options.retries || 0); ; left--) {
+    try {
+      return await send()
+    } catch (error) {
+      if (left <= 0) throw error
+      await new Promise(resolve => setTimeout(resolve, RETRY_MS))
+    }
+  }
 }
 
 async function sendBatch(client, producer, options, lines) {
@@ -197,9 +210,11 @@ async function group(options) {
         metadata: '',
       }))
       following.clear()
-      await new Promise((resolve, reject) =>
-        member.sendOffsetCommitRequest(commits, done(resolve, reject)),
-      )
+      const send = () =>
+        new Promise((resolve, reject) =>
+          member.sendOffsetCommitRequest(commits, done(resolve, reject)),
+        )
+      await retried(options, send)
     }
     isCommitting = false
   }

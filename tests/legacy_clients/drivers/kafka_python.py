@@ -156,6 +156,8 @@ def produce(options):
     for name, setting in (("linger", "linger_ms"), ("batch-bytes", "batch_size")):
         if name in options:
             settings[setting] = int(options[name])
+    if "retries" in options:
+        settings["retries"] = int(options["retries"])
     if "idempotent" in options:
         settings["enable_idempotence"] = True
     elif VERSION >= (3, 0) and "acks" in options:

@@ -61,7 +61,7 @@ function parse(words) {
 
 function connect(options) {
   const settings = {
-    brokers: [options.bootstrap],
+    brokers: options.bootstrap.split(','),
     // A second by default, and up to 1.x a second for a log-in, too.
     connectionTimeout: 60000,
     authenticationTimeout: 60000,
@@ -69,6 +69,7 @@ function connect(options) {
     logCreator: () => entry =>
       process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
   }
+  if (options.retries) settings.retry = { retries: Number(options.retries) }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.ssl = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
   if (options['tls-certificate'])

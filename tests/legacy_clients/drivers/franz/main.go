@@ -99,7 +99,7 @@ func number(text string) int {
 
 func common(opts options) []kgo.Opt {
 	settings := []kgo.Opt{
-		kgo.SeedBrokers(opts.get("bootstrap", "")),
+		kgo.SeedBrokers(strings.Split(opts.get("bootstrap", ""), ",")...),
 		kgo.RetryTimeout(opts.timeout()),
 	}
 	if name := opts.get("client-id", ""); name != "" {

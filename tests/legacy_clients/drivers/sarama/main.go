@@ -30,6 +30,11 @@ func (o options) get(name, otherwise string) string {
 	return otherwise
 }
 
+// The bootstrap servers, HOST:PORT each.
+func (o options) brokers() []string {
+	return strings.Split(o.get("bootstrap", ""), ",")
+}
+
 func (o options) timeout() time.Duration {
 	seconds, err := strconv.ParseFloat(o.get("timeout", "30"), 64)
 	must(err)
@@ -205,7 +210,10 @@ func produce(config *sarama.Config, opts options) {
 	if batch := opts.get("batch-bytes", ""); batch != "" {
 		config.Producer.Flush.Bytes = integer(batch)
 	}
-	producer, err := sarama.NewAsyncProducer([]string{opts.get("bootstrap", "")}, config)
+	if retries := opts.get("retries", ""); retries != "" {
+		config.Producer.Retry.Max = integer(retries)
+	}
+	producer, err := sarama.NewAsyncProducer(opts.brokers(), config)
 	must(err)
 	counted := make(chan int, 1)
 	go func() {
@@ -271,7 +279,7 @@ func consume(config *sarama.Config, opts options) {
 		config.Consumer.Fetch.Default = int32(integer(size))
 	}
 	config.Consumer.Return.Errors = true
-	consumer, err := sarama.NewConsumer([]string{opts.get("bootstrap", "")}, config)
+	consumer, err := sarama.NewConsumer(opts.brokers(), config)
 	must(err)
 	limit := time.After(opts.timeout())
 	for _, span := range opts.spans {

@@ -47,8 +47,7 @@ func group(config *sarama.Config, opts options, topic string, count int) {
 		config.Consumer.Group.Session.Timeout = time.Duration(integer(session)) * time.Millisecond
 		config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
 	}
-	brokers := []string{opts.get("bootstrap", "")}
-	joined, err := sarama.NewConsumerGroup(brokers, opts.get("group", ""), config)
+	joined, err := sarama.NewConsumerGroup(opts.brokers(), opts.get("group", ""), config)
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()

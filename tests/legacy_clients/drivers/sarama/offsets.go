@@ -11,7 +11,7 @@ import (
 
 func group(config *sarama.Config, opts options, topic string, count int) {
 	config.Consumer.Offsets.CommitInterval = 100 * time.Millisecond
-	client, err := sarama.NewClient([]string{opts.get("bootstrap", "")}, config)
+	client, err := sarama.NewClient(opts.brokers(), config)
 	must(err)
 	offsets, err := sarama.NewOffsetManagerFromClient(opts.get("group", ""), client)
 	must(err)

@@ -20,7 +20,7 @@ func both(
 ) (sarama.SyncProducer, <-chan *sarama.ConsumerMessage) {
 	config.Producer.Return.Successes = true
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
-	client, err := sarama.NewClient([]string{opts.get("bootstrap", "")}, config)
+	client, err := sarama.NewClient(opts.brokers(), config)
 	must(err)
 	producer, err := sarama.NewSyncProducerFromClient(client)
 	must(err)

@@ -22,7 +22,7 @@ func transaction(config *sarama.Config, opts options) {
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	config.Net.MaxOpenRequests = 1
 	began := time.Now()
-	_, err := sarama.NewAsyncProducer([]string{opts.get("bootstrap", "")}, config)
+	_, err := sarama.NewAsyncProducer(opts.brokers(), config)
 	if err == nil {
 		fmt.Println("ready")
 		return
