@@ -95,6 +95,11 @@ class ClusterView:
         """The addresses of this gateway."""
         return self._addresses[self.node_id]
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are live gateways beside this one."""
+        return len(self._addresses) > 1
+
     def nodes(self, listener: str) -> list[Node]:
         """Every live gateway that has this listener, with its address there, sorted by id.
 
