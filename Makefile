@@ -41,7 +41,7 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
 	bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints tox clean spark \
-	picture bench-reports demo chaos fuzz style types
+	picture bench-reports demo chaos fuzz restarts style types
 
 ## list the targets
 help:
@@ -109,6 +109,10 @@ fingerprints: $(VENV)/.test
 ## --rounds N, --store NAME, --gateways N, --plot FILE)
 chaos: $(VENV)/.test
 	$(PY) -m tests.peers.chaos $(ARGS)
+
+## restart and kill three gateways in turn under every real client (20 minutes; ARGS: -k NAME)
+restarts: $(VENV)/.test
+	$(PY) -m pytest -q -s -m slow tests/peers/cluster/test_clients_during_restarts.py $(ARGS)
 
 ## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
 fuzz: $(VENV)/.test

@@ -223,11 +223,11 @@ class Kafka:
         folder = Path(tempfile.mkdtemp(prefix="kopgate-kafka-"))
         try:
             lines = {
-                **_settings(folder, listeners, controller),
+                **broker_settings(folder, listeners, controller),
                 **(_security(secured) if secured else {}),
                 **settings,
             }
-            file = _write_properties(folder, lines)
+            file = write_properties(folder, lines)
             shutil.copytree(formatted, folder / "logs")
             with (folder / "broker.log").open("wb") as output:
                 process = subprocess.Popen(
@@ -302,22 +302,22 @@ def _formatted(version: str) -> Path:
     addresses = {"PLAINTEXT": "127.0.0.1:9092"}, 9093
 
     def build(folder: Path) -> None:
-        file = _write_properties(folder, _settings(folder, *addresses))
+        file = write_properties(folder, broker_settings(folder, *addresses))
         tool = java("kafka.tools.StorageTool", version=version, flags=jvm.CLIENT)
         command([*tool, "format", "--cluster-id", CLUSTER_ID, "--config", file])
         file.unlink()
 
-    parts = [CLUSTER_ID, *_settings(Path(), *addresses).values()]
+    parts = [CLUSTER_ID, *broker_settings(Path(), *addresses).values()]
     return cached(f"kafka-formatted/{version}-{fingerprint(parts)}", build) / "logs"
 
 
-def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
+def write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
     file = folder / "server.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     return file
 
 
-def _settings(folder: Path, listeners: dict[str, str], controller: int) -> dict[str, str]:
+def broker_settings(folder: Path, listeners: dict[str, str], controller: int) -> dict[str, str]:
     return {
         "process.roles": "broker,controller",
         "node.id": "1",

@@ -22,6 +22,8 @@ from tests.testkit.gateway import Peer
 #: 10 s; a busy machine may take longer.
 LED_SECONDS = 300.0
 LATEST = -1
+#: Partition N of this topic has the leader of shard N.
+CONSUMER_OFFSETS = "__consumer_offsets"
 
 
 class Gateways:
@@ -123,6 +125,30 @@ class Gateways:
         others = [number for number, one in self.nodes.items() if one.is_running()]
         others = [number for number in others if number != node]
         self.until(lambda: self._served(topic, others), bool)
+
+    def wait_until_settled(self, topic: str) -> None:
+        """Wait until all running nodes lead an equal share of the shards and agree on it, and the
+        leaders serve all partitions of the topic.
+        """
+        running = [number for number, node in self.nodes.items() if node.is_running()]
+        self.until(lambda: self._shares(running), bool)
+        self.wait_until_led(topic)
+
+    def _shares(self, nodes: Sequence[int]) -> list[int]:
+        """The numbers of shards that these nodes lead; empty while they differ by more than one, or
+        the nodes disagree.
+        """
+        views = []
+        for number in nodes:
+            with self.nodes[number].peer() as peer:
+                # The topic exists once it, or a coordinator, has been asked for.
+                coordinator(peer, "any")
+                views.append(leaders(peer, CONSUMER_OFFSETS))
+        if any(view != views[0] for view in views):
+            return []
+        shares = [list(views[0].values()).count(number) for number in nodes]
+        is_equal = sum(shares) == len(views[0]) and max(shares) - min(shares) <= 1
+        return shares if is_equal and min(shares) else []
 
     def _served(self, topic: str, nodes: Sequence[int]) -> dict[int, int]:
         """The leaders of all partitions; empty while these nodes disagree or do not serve all."""
