@@ -248,7 +248,8 @@ class StoreLock:
             self._has_logged_failure = False
             if self._queued_confirmations:
                 self._settle_confirmations()
-                self._heartbeat()
+                if producer is self._producer:
+                    self._heartbeat()
             else:
                 self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
                 self._settle_confirmations()
@@ -263,10 +264,11 @@ class StoreLock:
                     result.name,
                     self._settings.lock_beat_seconds,
                 )
+            # Before the failure is reported: the lock may be released because of it.
+            self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
             self._settle_confirmations(
                 StorageFailed(f"Pulsar did not confirm the store lock ({result.name}): retry later")
             )
-            self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 
     def _settle_confirmations(self, failure: StorageError | None = None) -> None:
         confirmations, self._sent_confirmations = self._sent_confirmations, []
