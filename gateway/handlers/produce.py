@@ -78,6 +78,9 @@ TURN_PARTITIONS = 200
 #: Partitions of one request that are opened concurrently.
 MAX_OPENING_PARTITIONS = 100
 
+#: Errors of partitions that cannot be served at the moment.
+_RETRIED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR)
+
 #: Results of the appends of one request.
 AppendOutcomes = list[AppendResult | BaseException]
 
@@ -186,9 +189,13 @@ async def _prepare_batch(
     `named` yields the request's partitions, see `open_partition`.
     """
     try:
-        partition = caller.broker.topics.get_open_partition(
-            topic, sent.index
-        ) or await open_partition(topic, sent.index, caller, named)
+        try:
+            partition = caller.broker.topics.get_open_partition(
+                topic, sent.index
+            ) or await open_partition(topic, sent.index, caller, named)
+        except KafkaError as failure:
+            _note_refused(topic, sent, failure, caller)
+            raise
         if partition.topic in RESERVED_TOPICS:
             raise reserved_topic_error(partition.topic)
         if not sent.records:
@@ -201,11 +208,40 @@ async def _prepare_batch(
         check_size(len(sent.records), partition)
         if batch.has_producer and partition.recovery is not None:
             await caller.broker.topics.opener.wait_for_recovery(partition)
+        if batch.has_producer and caller.broker.topics.refused_batches:
+            _refuse_overtaking(batch, partition, caller)
         if partition.config.compacts:
             await _check_keys(sent.records, batch, partition, caller, max_record_errors)
         return partition, sent.records, batch, topic if isinstance(topic, str) else ""
     except KafkaError as failure:
         return failure
+
+
+def _note_refused(
+    topic: str | bytes, sent: PartitionRecords, failure: KafkaError, caller: Caller
+) -> None:
+    """Remember the batch of an idempotent producer that will be sent again."""
+    topics = caller.broker.topics
+    state = topics.get(topic)
+    if failure.code not in _RETRIED or state is None or not sent.records:
+        return
+    with suppress(KafkaError):
+        batch = check_batch(sent.records, caller.api_version)
+        if batch.has_producer:
+            now = caller.broker.clock.seconds()
+            topics.refused_batches.add(state.name, sent.index, batch, now)
+
+
+def _refuse_overtaking(batch: BatchHeader, partition: Partition, caller: Caller) -> None:
+    """Raise KafkaError if an earlier batch of a producer new to the partition was refused."""
+    refused, now = caller.broker.topics.refused_batches, caller.broker.clock.seconds()
+    if (
+        refused.precede(partition.topic, partition.index, batch, now)
+        and batch.producer_id not in partition.producers
+    ):
+        raise KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer was refused"
+        )
 
 
 async def open_partition(

@@ -60,6 +60,9 @@ class ProducerStateManager:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._producers
+
     def __iter__(self) -> Iterator[tuple[int, ProducerStateEntry]]:
         return iter(self._producers.items())
 

@@ -18,6 +18,7 @@ from gateway.configs.topic_configs import effective_config
 from gateway.coroutines import Clock, SharedResult, TimeSlices, shield, start
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import ProducerSnapshots
+from gateway.partitions.refused_batches import RefusedBatches
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.opener import PartitionOpener
@@ -75,6 +76,7 @@ class Topics:
         self._deleted_by_others: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, TopicState] = {}
         self.names = TopicNames(store)
+        self.refused_batches = RefusedBatches()
         self.opener = PartitionOpener(store, leadership, self._snapshots, settings, clock, start)
         #: Increases with each change of any topic; caches compare it.
         self.version = 0
