@@ -61,6 +61,8 @@ async function produce(options) {
       }
     : {}
   const producer = new kafka.Producer(client, settings)
+  // Lost metadata is reported twice: here, and by `send`, which is retried.
+  if (options.retries) producer.on('error', () => {})
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
   let size = 0
@@ -219,7 +221,8 @@ async function group(options) {
     isCommitting = false
   }
   await new Promise((resolve, reject) => {
-    member.on('error', reject).on('message', message => {
+    // It continues after an error, and an application may ignore it.
+    member.on('error', options.retries ? () => {} : reject).on('message', message => {
       if (!missing) return
       process.stdout.write(line(message))
       following.set(message.partition, message.offset + 1)

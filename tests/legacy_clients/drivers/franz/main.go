@@ -362,6 +362,7 @@ func group(opts options) {
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()
+	retries := number(opts.get("retries", "0"))
 	for count > 0 {
 		// No more than are wanted: what was polled counts as read.
 		fetches := client.PollRecords(within, count)
@@ -372,7 +373,12 @@ func group(opts options) {
 			must(fmt.Errorf("%s:%d: %w", failure.Topic, failure.Partition, failure.Err))
 		}
 		read := fetches.Records()
-		must(client.CommitRecords(within, read...))
+		err := client.CommitRecords(within, read...)
+		for ; err != nil && retries > 0; retries-- {
+			time.Sleep(100 * time.Millisecond)
+			err = client.CommitRecords(within, read...)
+		}
+		must(err)
 		for _, one := range read {
 			show(one)
 		}

@@ -52,10 +52,18 @@ func group(config *sarama.Config, opts options, topic string, count int) {
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()
 	reader := &member{missing: count}
+	retries := integer(opts.get("retries", "0"))
 	for reader.missing > 0 {
-		must(joined.Consume(within, []string{topic}, reader))
+		err := joined.Consume(within, []string{topic}, reader)
 		if within.Err() != nil {
 			fail(fmt.Sprintf("timed out, %d records still missing", reader.missing))
+		}
+		if retries == 0 {
+			must(err)
+		} else if err != nil {
+			// It is for the application to join again.
+			retries--
+			time.Sleep(100 * time.Millisecond)
 		}
 	}
 	// Leaves the group.
