@@ -31,6 +31,7 @@ from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred, succee
 
 from storage.bridge import Reactor
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
+from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import max_batch_bytes, message_key, payload
@@ -39,6 +40,13 @@ UNLIMITED_BYTES = 1 << 40
 UNLIMITED_MESSAGES = (1 << 31) - 1
 UNLIMITED_MILLISECONDS = 100_000_000_000
 """Three years."""
+
+GIVE_UP_SECONDS = 120.0
+"""Twice the longest pause between two attempts of the library to reconnect a producer.
+
+After some errors of a broker that stops, it makes no further attempt, and the producer of a topic
+that is available again stays disconnected.
+"""
 
 Failure = Callable[[], Exception]
 log = logging.getLogger(__name__)
@@ -69,7 +77,9 @@ class PendingPut:
 class TableWriter:
     """`on_stored` is called with the size in bytes of each stored burst.
 
-    `on_fenced` is called once, with the reason, if another process has taken the table.
+    `on_fenced` is called once, with the reason, if another process has taken the table, or if the
+    producer has been disconnected for GIVE_UP_SECONDS while puts failed. The owner must open the
+    table again.
     """
 
     def __init__(
@@ -95,7 +105,7 @@ class TableWriter:
         self._burst: list[PendingPut] = []
         self._end_error: Failure | None = None
         self._idle: Deferred[None] | None = None
-        self._is_failing = False
+        self._failing_since: float | None = None
 
     async def open(self) -> None:
         """Create the exclusive producer, fencing its predecessor.
@@ -229,8 +239,8 @@ class TableWriter:
 
     def _burst_stored(self, size: int) -> None:
         self._on_stored(size)
-        if self._is_failing:
-            self._is_failing = False
+        if self._failing_since is not None:
+            self._failing_since = None
             log.warning("table writes succeed again topic=%s", self._topic)
         self._finish_burst(None)
 
@@ -245,16 +255,11 @@ class TableWriter:
         if isinstance(error, Fenced) or isinstance(failure.value, pulsar.AlreadyClosed):
             # This process has not closed the producer, and the library closes it for good only if
             # another producer has taken the topic.
-            fenced = (
+            # The library has closed the producer.
+            self._end(
                 f"{self._topic}: another process has taken over this table; "
                 "the outcome of the last writes is unknown"
             )
-            log.error("%s", fenced)
-            # The library has closed the producer.
-            self._producer = None
-            # The owner knows before callers of `put` do.
-            self._on_fenced(fenced)
-            self._fail_all(lambda: Fenced(fenced))
             return
         outcome = (
             "nothing was stored"
@@ -262,10 +267,28 @@ class TableWriter:
             else "whether anything was stored is unknown"
         )
         reason = f"writing to the table {self._topic} failed: {error}; {outcome}"
-        if not self._is_failing:
-            self._is_failing = True
+        now = self._reactor.seconds()
+        if self._failing_since is None:
+            self._failing_since = now
             log.error("%s", reason)
+        producer = self._producer
+        is_overdue = now - self._failing_since >= GIVE_UP_SECONDS
+        if is_overdue and producer is not None and not producer.is_connected():
+            close_producer(self._client, producer)
+            self._end(
+                f"{self._topic}: the producer was disconnected for {GIVE_UP_SECONDS:.0f} s; "
+                "the outcome of the last writes is unknown"
+            )
+            return
         self._finish_burst(lambda: type(error)(reason))
+
+    def _end(self, reason: str) -> None:
+        """Give up the table: all puts fail from now on."""
+        log.error("%s", reason)
+        self._producer = None
+        # The owner knows before callers of `put` do.
+        self._on_fenced(reason)
+        self._fail_all(lambda: Fenced(reason))
 
     def _finish_burst(self, failure: Failure | None) -> None:
         """Complete the puts of the burst, then send the next one.
