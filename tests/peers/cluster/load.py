@@ -268,12 +268,19 @@ class ClusterLoad:
 
 def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    try:
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(RECOVER_SECONDS)
-    except KafkaException as failure:
-        # The answer to the first attempt was lost.
-        if failure.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise
+    end = time.monotonic() + RECOVER_SECONDS
+    while True:
+        try:
+            admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(RECOVER_SECONDS)
+            return
+        except KafkaException as failure:
+            # The topic exists if the answer to an earlier attempt was lost.
+            if failure.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            # librdkafka does not retry after an error of the store, on a busy machine.
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
 
 
 def falling_epochs(gateways: Gateways, topic: str) -> list[str]:
