@@ -14,7 +14,7 @@ from storage.pulsar.lock import LockHolder, StoreLock
 from storage.pulsar.settings import PulsarSettings
 
 
-class Producer:
+class SilentProducer:
     def __init__(self) -> None:
         self.answers: list[Callable[[Any, object], None]] = []
 
@@ -25,7 +25,7 @@ class Producer:
         pass
 
 
-class Client:
+class ImmediateClient:
     reactor_calls = SimpleNamespace(post=lambda call: call())
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
@@ -33,9 +33,9 @@ class Client:
 
 
 def test_lock_released_because_of_a_failed_heartbeat_sends_no_more() -> None:
-    clock, producer = Clock(), Producer()
+    clock, producer = Clock(), SilentProducer()
     settings = PulsarSettings(service_url="pulsar://127.0.0.1:1", admin_url="http://127.0.0.1:1")
-    lock: Any = StoreLock(Client(), None, settings, clock)  # type: ignore[arg-type]
+    lock: Any = StoreLock(ImmediateClient(), None, settings, clock)  # type: ignore[arg-type]
     lock._producer = producer
     lock._holder = LockHolder("token", "one", "host", 1, 0.0, 0.0, True)
 
