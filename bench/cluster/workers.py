@@ -48,19 +48,24 @@ PARTITIONS = 12
 PRODUCERS = 8
 #: Records in a producer's queue: enough for a full batch of each partition, sent and waiting.
 QUEUED = 10 * PARTITIONS * BATCH_BYTES // RECORD_BYTES
+IDLE_SECONDS = 5
 WARM_UP_SECONDS = 10
 #: Time of a start, for the estimate of the time left.
 START_SECONDS = 8
 
 
 class WorkersResult(msgspec.Struct, frozen=True):
-    """One run. `cores` are CPU seconds per second, of all workers together and of Pulsar."""
+    """One run. `cores` are CPU seconds per second, of all workers together and of Pulsar.
+
+    `idle_cores` are those of the workers before the producers start.
+    """
 
     workers: int
     mib_per_second: float
     cores: float
     pulsar_cores: float
     load_cores: float
+    idle_cores: float
 
     @property
     def cpu_per_gib(self) -> float:
@@ -167,6 +172,9 @@ def measure(pulsar: Pulsar, workers: int, cores: float, seconds: int) -> Workers
 
     with started(pulsar.tenant(), workers) as (bootstrap, pids):
         create_topic(bootstrap, TOPIC, PARTITIONS)
+        idle_before = sum(map(cpu_seconds, pids))
+        time.sleep(IDLE_SECONDS)
+        idle = (sum(map(cpu_seconds, pids)) - idle_before) / IDLE_SECONDS
         limits = each_limited(pids, cores) if cores else nullcontext()
         with limits, FullSpeedProducers(bootstrap) as load:
             time.sleep(WARM_UP_SECONDS)
@@ -174,7 +182,7 @@ def measure(pulsar: Pulsar, workers: int, cores: float, seconds: int) -> Workers
             time.sleep(seconds)
             took, records, *used = (end - begin for begin, end in zip(before, now(), strict=True))
     mib = records * RECORD_BYTES / (1 << 20)
-    return WorkersResult(workers, mib / took, *(one / took for one in used))
+    return WorkersResult(workers, mib / took, *(one / took for one in used), idle)
 
 
 def table(results: Sequence[WorkersResult], cores: float) -> str:
@@ -188,6 +196,7 @@ def table(results: Sequence[WorkersResult], cores: float) -> str:
         f"times {counts[0]}",
         "CPU s/GiB",
         "cores: workers",
+        "workers before the load",
         "Pulsar",
         "producers",
     )
@@ -204,7 +213,7 @@ def table(results: Sequence[WorkersResult], cores: float) -> str:
                 f"{median(one.cpu_per_gib for one in runs):.1f}",
                 *(
                     f"{median(getattr(one, name) for one in runs):.2f}"
-                    for name in ("cores", "pulsar_cores", "load_cores")
+                    for name in ("cores", "idle_cores", "pulsar_cores", "load_cores")
                 ),
             ]
         )
@@ -225,7 +234,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     results = []
     counts = options.workers * options.rounds
-    guesses = [START_SECONDS + WARM_UP_SECONDS + options.seconds] * len(counts)
+    guesses = [START_SECONDS + IDLE_SECONDS + WARM_UP_SECONDS + options.seconds] * len(counts)
     progress = StepProgress(guesses, time.monotonic)
     with Pulsar.start(memory="1g", flags=jvm.SERIAL) as pulsar:
         for count in counts:

@@ -48,12 +48,12 @@ def test_processes_have_no_limit_afterwards(tmp_path: Path) -> None:
 def test_rates_are_compared_with_the_smallest_number_of_workers() -> None:
     # 4 MiB/s with 0.25 cores are 64 CPU seconds per GiB.
     runs = [
-        WorkersResult(2, 7.0, 0.5, 0.3, 0.2),
-        WorkersResult(1, 4.0, 0.25, 0.2, 0.1),
-        WorkersResult(2, 8.0, 0.5, 0.3, 0.2),
-        WorkersResult(1, 4.0, 0.25, 0.2, 0.1),
+        WorkersResult(2, 7.0, 0.5, 0.3, 0.2, 0.04),
+        WorkersResult(1, 4.0, 0.25, 0.2, 0.1, 0.01),
+        WorkersResult(2, 8.0, 0.5, 0.3, 0.2, 0.04),
+        WorkersResult(1, 4.0, 0.25, 0.2, 0.1, 0.01),
     ]
     assert table(runs, 0.25).splitlines()[2:] == [
-        "| 1 | 0.25 cores | 4.0 (4.0-4.0) | **1.00** | 64.0 | 0.25 | 0.20 | 0.10 |",
-        "| 2 | 0.25 cores | 7.5 (7.0-8.0) | **1.88** | 68.6 | 0.50 | 0.30 | 0.20 |",
+        "| 1 | 0.25 cores | 4.0 (4.0-4.0) | **1.00** | 64.0 | 0.25 | 0.01 | 0.20 | 0.10 |",
+        "| 2 | 0.25 cores | 7.5 (7.0-8.0) | **1.88** | 68.6 | 0.50 | 0.04 | 0.30 | 0.20 |",
     ]
