@@ -724,7 +724,9 @@ func main() {
 	lines.Scan()
 	began := time.Now()
 	brokers := strings.Split(*at, ",")
-	l.each(func(number int, m *member) error { return m.connect(brokers[number%len(brokers)]) }).Wait()
+	l.each(func(number int, m *member) error {
+		return m.connect(brokers[number%len(brokers)])
+	}).Wait()
 	say(map[string]float64{"connected": time.Since(began).Seconds()})
 
 	lines.Scan()
