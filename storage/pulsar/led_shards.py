@@ -143,6 +143,11 @@ class LedShards:
         """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""
         self._on_shard_lost.append(call)
 
+    def written_partitions(self, shard: int) -> Sequence[tuple[bytes, int]]:
+        """`SharedStore.written_partitions`."""
+        opened = self._shards.get(shard)
+        return [] if opened is None else opened.written_before()
+
     async def shard_table(self, shard: int, name: str) -> StateTable:
         self._check_open()
         opened = self._shards.get(shard)
