@@ -200,9 +200,7 @@ def _produced(index, code, base, time, start, ending):
 def _leader_fields(leader):
     """The codec's field. Like Kafka, it omits that of an unknown leader (-1, -1)."""
     made = CodecPartitionProduced.LeaderIdAndEpoch
-    return (
-        {"current_leader": made(leader_id=leader[0], leader_epoch=leader[1])} if leader else {}
-    )
+    return {"current_leader": made(leader_id=leader[0], leader_epoch=leader[1])} if leader else {}
 
 
 @st.composite
