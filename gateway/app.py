@@ -44,8 +44,8 @@ from gateway.security.scram_credentials import ScramCredentials
 from gateway.security.tenants import make_tenants
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
+from gateway.topics.partition_reopener import PartitionReopener
 from gateway.topics.registry import Topics
-from gateway.topics.reopening import PartitionReopening
 from gateway.topics.tenant_scope import plain_id, printable_topic
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from gateway.traffic.dropped_lines import DroppedLines
@@ -136,7 +136,7 @@ async def open_broker(
     leadership.parts = (topics, offsets, groups)
     _list_offsets_topic(store, leadership, topics, offsets, groups)
     if store.is_shared:
-        PartitionReopening(cast(SharedStore, store), leadership, topics.partition, start)
+        PartitionReopener(cast(SharedStore, store), leadership, topics.partition, start)
     broker = Broker(
         configs,
         group_configs,

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 
 from gateway.cluster.shard_leadership import ShardState
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.topics.reopening import MAX_REOPENING, PartitionReopening
+from gateway.topics.partition_reopener import MAX_OF_SHARD, MAX_REOPENING, PartitionReopener
 
 TOPIC = bytes(16)
 
@@ -28,7 +28,7 @@ class Reopened:
         self.asked: list[int] = []
         self.under_way: list[Deferred[Any]] = []
         self._calls: list[Any] = []
-        PartitionReopening(self, self, self._partition, self._start)  # type: ignore[arg-type]
+        PartitionReopener(self, self, self._partition, self._start)  # type: ignore[arg-type]
 
     def written_partitions(self, shard: int) -> Sequence[tuple[bytes, int]]:
         return [(TOPIC, index) for index in self.written[shard]]
@@ -87,6 +87,15 @@ def test_partitions_of_a_shard_that_is_not_open_are_left_out(gateway):
     for _ in range(MAX_REOPENING):
         gateway.finish()
     assert gateway.asked == [*range(MAX_REOPENING), 6]
+
+
+def test_number_of_partitions_of_a_shard_is_limited(gateway):
+    gateway.written = {0: list(range(MAX_OF_SHARD + 1)), 1: [99]}
+    gateway.change(0, ShardState.OPEN)
+    gateway.change(1, ShardState.OPEN)
+    while gateway.under_way:
+        gateway.finish()
+    assert gateway.asked == [*range(MAX_OF_SHARD), 99]
 
 
 def test_partition_that_cannot_be_opened_does_not_stop_the_others(gateway):

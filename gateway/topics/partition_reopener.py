@@ -19,6 +19,9 @@ from gateway.protocol.errors import KafkaError
 #: Partitions that are opened at a time. Those that are requested are opened beside them.
 MAX_REOPENING = 4
 
+#: Partitions of a shard, at most. With 32 shards, a single gateway opens 2,000 after its start.
+MAX_OF_SHARD = 64
+
 
 class WrittenPartitions(Protocol):
     """The part of a `SharedStore` that knows which partitions were in use."""
@@ -32,7 +35,7 @@ class OpenPartition(Protocol):
     def __call__(self, topic: bytes, index: int) -> Coroutine[Any, Any, Partition]: ...
 
 
-class PartitionReopening:
+class PartitionReopener:
     """Watches the shards of this gateway. `start` runs a coroutine in the background."""
 
     def __init__(
@@ -54,7 +57,8 @@ class PartitionReopening:
     def _on_shard(self, shard: int, state: ShardState) -> None:
         if state is not ShardState.OPEN:
             return
-        self._queue.extend((shard, *one) for one in self._store.written_partitions(shard))
+        written = self._store.written_partitions(shard)[:MAX_OF_SHARD]
+        self._queue.extend((shard, *one) for one in written)
         while self._queue and self._workers < MAX_REOPENING:
             self._workers += 1
             self._start(self._work())
