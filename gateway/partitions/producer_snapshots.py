@@ -27,7 +27,7 @@ SNAPSHOT_BYTES = 64 << 20
 
 #: Batches after which it is saved, however small they are: a replay reads each of them. The batches
 #: per producer, whose state has up to about 100 bytes, limit the size of all snapshots.
-SNAPSHOT_BATCHES, BATCHES_PER_PRODUCER = 2_000, 4
+SNAPSHOT_BATCHES, BATCHES_PER_PRODUCER = 500, 4
 _REPLAY_BYTES = 4 << 20
 
 #: Snapshots written together at shutdown: few writes, of moderate size.
