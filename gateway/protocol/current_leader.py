@@ -14,7 +14,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.leader_fields import CurrentLeader, NodeEndpoint
 
-#: First versions of which the reply has the addresses of the leaders.
+#: First versions whose replies have the addresses of the leaders.
 _FIRST_VERSION = {ApiKey.PRODUCE: 10, ApiKey.FETCH: 16}
 
 
