@@ -63,10 +63,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         with Pulsar.start() as broker:
             times = _measure(broker.tenant(), options)
-    if options.keep:
-        kept = json.loads(options.keep.read_text()) if options.keep.exists() else {}
-        times = {name: [*kept.get(name, ()), *times.get(name, ())] for name in {**kept, **times}}
-        options.keep.write_text(json.dumps(times))
     block = f"{_heading(arguments)}\n\n{_table(times)}"
     print(block)
     if options.out:
@@ -76,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(tenant: Tenant, options: argparse.Namespace) -> Times:
     times: dict[str, list[float]] = defaultdict(list)
+    if options.keep and options.keep.exists():
+        times.update(json.loads(options.keep.read_text()))
     folder = Path(tempfile.mkdtemp(prefix="kopgate-cluster-"))
     with Gateways(folder, in_pulsar(tenant), NODES + 1, {}) as gateways:
         times["start of the first gateway"].append(_seconds(gateways.nodes[1].launch))
@@ -86,6 +84,8 @@ def _measure(tenant: Tenant, options: argparse.Namespace) -> Times:
             _settle(gateways)
             for number in range(options.rounds):
                 _run_round(gateways, load, number, options.events, times)
+                if options.keep:
+                    options.keep.write_text(json.dumps(times))
                 print(f"after round {number + 1}:\n{_table(times)}", file=sys.stderr, flush=True)
             found = load.finish()
         if found:
