@@ -222,8 +222,8 @@ def fence_late(cluster: SimulatedCluster, is_noticed: bool) -> None:
 @pytest.mark.parametrize(
     ("is_noticed", "seed", "check", "found"),
     [
-        (True, 6, "checks_epoch", "after one of epoch"),
-        (False, 1, "checks_lease", "opened in epoch"),
+        (True, 1, "checks_epoch", "after one of epoch"),
+        (False, 3, "checks_lease", "opened in epoch"),
     ],
 )
 def test_request_to_fence_that_arrives_late_leads_to_no_write(is_noticed, seed, check, found):
