@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import randbelow
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from auth.certificate_principals import PrincipalRules
 from auth.scram import HASHES
@@ -44,6 +44,7 @@ from gateway.security.scram_credentials import ScramCredentials
 from gateway.security.tenants import make_tenants
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
+from gateway.topics.partition_reopener import PartitionReopener
 from gateway.topics.registry import Topics
 from gateway.topics.tenant_scope import plain_id, printable_topic
 from gateway.topics.topic_names import CONSUMER_OFFSETS
@@ -60,6 +61,7 @@ from gateway.traffic.traffic_log import (
     read_salt,
 )
 from gateway.traffic.traffic_topic import TopicSink
+from storage.cluster import SharedStore
 from storage.log import Store
 
 _log = logs.get_logger(__name__)
@@ -133,6 +135,8 @@ async def open_broker(
     )
     leadership.parts = (topics, offsets, groups)
     _list_offsets_topic(store, leadership, topics, offsets, groups)
+    if store.is_shared:
+        PartitionReopener(cast(SharedStore, store), leadership, topics.partition, start)
     broker = Broker(
         configs,
         group_configs,

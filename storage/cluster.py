@@ -224,6 +224,13 @@ class SharedStore(Store, Protocol):
         """The methods that `answer_call` accepts."""
         ...
 
+    def written_partitions(self, shard: int) -> Sequence[tuple[bytes, int]]:
+        """Topic ids and indexes of the partitions that the shard's former leader wrote to.
+
+        Empty if the shard is not open here.
+        """
+        ...
+
     @property
     def applied_revision(self) -> int:
         """The last revision up to which this process has closed the logs of deleted topics.

@@ -1,8 +1,9 @@
 """`make bench-cluster`: how long partitions have no leader when one of three gateways stops.
 
-"led again" is the time until the other gateways serve all of 12 partitions, "producer" the longest
-time in which one of these had no acknowledgement. An idempotent producer of librdkafka sends a
-record to each of them every 20 ms. Pulsar, gateways and producer share the machine.
+"led again" is the time until all partitions that this gateway led, about four of 12, have answered
+a request at another one (`takeover.py`). "producer" is the longest time in which one of the 12 had
+no acknowledgement. An idempotent producer of librdkafka sends a record to each of them every 20 ms.
+Pulsar, gateways and producer share the machine.
 
 With --partitions N, a fourth gateway joins a cluster with N more partitions in topics of 100, and
 the controller is killed. --rounds 0 leaves out the rest.
@@ -11,6 +12,7 @@ the controller is killed. --rounds 0 leaves out the rest.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -26,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from bench.__main__ import replace_between_marks
+from bench.cluster.takeover import Takeover
 from bench.progress import StepProgress
 from bench.servers import is_balanced, shards_led
 from tests.legacy_clients.brokers import in_pulsar
@@ -46,6 +49,7 @@ METADATA_ROUNDS = 20
 CREATE_ATTEMPTS = 10
 #: Errors of CreateTopics that the outcome of another attempt decides.
 RETRIED = (KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_CONTROLLER)
+EVENTS = ("kill-member", "kill-controller", "stop-member", "stop-controller", "restart")
 
 Times = Mapping[str, Sequence[float]]
 
@@ -53,7 +57,13 @@ Times = Mapping[str, Sequence[float]]
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make bench-cluster ARGS=", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="of each event (default 10)")
+    parser.add_argument(
+        "--events", nargs="+", choices=EVENTS, default=EVENTS, help="default: all of them"
+    )
     parser.add_argument("--partitions", type=int, default=0, help="for the fourth gateway")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="add to the times of earlier runs in this file"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="put the tables into this file")
     parser.add_argument("--pulsar", metavar="URL,URL", help="service and admin URL of a Pulsar")
     options = parser.parse_args(arguments)
@@ -77,6 +87,8 @@ def _measure(tenant: Tenant, options: argparse.Namespace) -> tuple[Times, Times]
     """The times of gateways that stop, and of one that joins."""
     stopping: dict[str, list[float]] = defaultdict(list)
     joining: dict[str, list[float]] = defaultdict(list)
+    if options.keep and options.keep.exists():
+        stopping.update(json.loads(options.keep.read_text()))
     folder = Path(tempfile.mkdtemp(prefix="kopgate-cluster-"))
     with Gateways(folder, in_pulsar(tenant), NODES + 1, {}) as gateways:
         first = _seconds(gateways.nodes[1].launch)
@@ -84,20 +96,22 @@ def _measure(tenant: Tenant, options: argparse.Namespace) -> tuple[Times, Times]
             gateways.nodes[number].launch()
         if options.rounds:
             stopping["start of the first gateway"].append(first)
-            _stop_in_turns(folder, gateways, options.rounds, stopping)
+            _stop_in_turns(folder, gateways, options, stopping)
         if options.partitions:
             _join(gateways, options.partitions, joining)
     return stopping, joining
 
 
 def _stop_in_turns(
-    folder: Path, gateways: Gateways, rounds: int, times: dict[str, list[float]]
+    folder: Path, gateways: Gateways, options: argparse.Namespace, times: dict[str, list[float]]
 ) -> None:
     with ClusterLoad(folder, gateways, ()) as load:
         load.start()
         _settle(gateways)
-        for number in range(rounds):
-            _run_round(gateways, load, number, times)
+        for number in range(options.rounds):
+            _run_round(gateways, load, number, options.events, times)
+            if options.keep:
+                options.keep.write_text(json.dumps(times))
             print(f"after round {number + 1}:\n{_table(times)}", file=sys.stderr, flush=True)
         found = load.finish()
     if found:
@@ -105,34 +119,58 @@ def _stop_in_turns(
 
 
 def _run_round(
-    gateways: Gateways, load: ClusterLoad, number: int, times: dict[str, list[float]]
+    gateways: Gateways,
+    load: ClusterLoad,
+    number: int,
+    events: Sequence[str],
+    times: dict[str, list[float]],
 ) -> None:
     for name in ("member", "controller"):
-        victim = _victim(gateways, name, number)
-        load.producer.longest_gap()
-        began = time.monotonic()
-        gateways.nodes[victim].kill()
-        gateways.wait_until_led_without(TOPIC, victim)
-        times[f"kill -9, {name}: led again"].append(time.monotonic() - began)
-        load.wait_for_progress()
-        times[f"kill -9, {name}: producer"].append(load.producer.longest_gap())
-        gateways.nodes[victim].launch()
-        _settle(gateways)
-        load.wait_for_progress()
-        times["a gateway joins: producer"].append(load.producer.longest_gap())
+        if f"kill-{name}" in events:
+            _kill(gateways, load, name, number, times)
     for name in ("member", "controller"):
-        victim = _victim(gateways, name, number)
-        load.producer.longest_gap()
-        began = time.monotonic()
-        gateways.nodes[victim].pause()
-        gateways.wait_until_led_without(TOPIC, victim)
-        times[f"SIGSTOP, {name}: led again"].append(led := time.monotonic() - began)
-        time.sleep(max(SUSPENDED_SECONDS - led, 0))
-        gateways.nodes[victim].resume()
-        load.wait_for_progress()
-        seconds = f"{SUSPENDED_SECONDS:.0f} s"
-        times[f"SIGSTOP, {name}, for {seconds}: producer"].append(load.producer.longest_gap())
-        _settle(gateways)
+        if f"stop-{name}" in events:
+            _suspend(gateways, load, name, number, times)
+    if "restart" in events:
+        _restart_all(gateways, load, times)
+
+
+def _kill(
+    gateways: Gateways, load: ClusterLoad, name: str, number: int, times: dict[str, list[float]]
+) -> None:
+    victim = _victim(gateways, name, number)
+    takeover = Takeover(gateways, TOPIC, victim)
+    load.producer.longest_gap()
+    began = time.monotonic()
+    gateways.nodes[victim].kill()
+    times[f"kill -9, {name}: led again"].append(max(takeover.wait()) - began)
+    load.wait_for_progress()
+    times[f"kill -9, {name}: producer"].append(load.producer.longest_gap())
+    gateways.nodes[victim].launch()
+    _settle(gateways)
+    load.wait_for_progress()
+    times["a gateway joins: producer"].append(load.producer.longest_gap())
+
+
+def _suspend(
+    gateways: Gateways, load: ClusterLoad, name: str, number: int, times: dict[str, list[float]]
+) -> None:
+    victim = _victim(gateways, name, number)
+    takeover = Takeover(gateways, TOPIC, victim)
+    load.producer.longest_gap()
+    began = time.monotonic()
+    gateways.nodes[victim].pause()
+    led = max(takeover.wait()) - began
+    times[f"SIGSTOP, {name}: led again"].append(led)
+    time.sleep(max(SUSPENDED_SECONDS - led, 0))
+    gateways.nodes[victim].resume()
+    load.wait_for_progress()
+    seconds = f"{SUSPENDED_SECONDS:.0f} s"
+    times[f"SIGSTOP, {name}, for {seconds}: producer"].append(load.producer.longest_gap())
+    _settle(gateways)
+
+
+def _restart_all(gateways: Gateways, load: ClusterLoad, times: dict[str, list[float]]) -> None:
     began = time.monotonic()
     for victim in range(1, NODES + 1):
         load.wait_for_progress()

@@ -83,6 +83,21 @@ class TryToLead:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchController:
+    """Call `Member.controller_gone` once when the presence of this node, the controller, is lost.
+
+    It replaces the watch of another node. The member repeats it after an answer of the controller.
+    """
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnwatchController:
+    """End the watch of WatchController."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseLost:
     """The lease has ended: stop serving as leader. Shards stay open."""
 
@@ -107,5 +122,14 @@ class NodeLeft:
 
 ControllerAction = SendMessage | WriteRows | ConfirmRole | WatchPresence | UnwatchPresence
 MemberAction = (
-    SendMessage | OpenShard | CloseShard | TryToLead | LeaseLost | CutOff | LeaseRegained | NodeLeft
+    SendMessage
+    | OpenShard
+    | CloseShard
+    | TryToLead
+    | WatchController
+    | UnwatchController
+    | LeaseLost
+    | CutOff
+    | LeaseRegained
+    | NodeLeft
 )

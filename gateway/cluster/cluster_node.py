@@ -29,7 +29,9 @@ from gateway.cluster.cluster_actions import (
     OpenShard,
     SendMessage,
     TryToLead,
+    UnwatchController,
     UnwatchPresence,
+    WatchController,
     WatchPresence,
     WriteRows,
 )
@@ -132,6 +134,8 @@ class ClusterNode:
         self._actions: deque[Action] = deque()
         self._is_running = False
         self._watches: dict[int, Callable[[], None]] = {}
+        self._controller_watch: Callable[[], None] | None = None
+        """Ends the watch of the controller's presence."""
         self._closing: dict[int, int] = {}
         """Epoch of each shard that a CloseShard is closing."""
         self._replayed = ReplayProgress()
@@ -247,6 +251,7 @@ class ClusterNode:
         self._is_closed = True
         self.calls.close()
         self._end_term()
+        self._unwatch_controller()
         if self._timer is not None:
             self._timer()
             self._timer = None
@@ -419,6 +424,15 @@ class ClusterNode:
             self._gone.setdefault(node_id, "its process ended or lost its connection to Pulsar")
             self._run(self._controller.on_gone(node_id, self._clock.seconds()))
 
+    def _on_controller_gone(self) -> None:
+        self._controller_watch = None
+        self._run(self._member.controller_gone(self._clock.seconds()))
+
+    def _unwatch_controller(self) -> None:
+        stop, self._controller_watch = self._controller_watch, None
+        if stop is not None:
+            stop()
+
     def _on_role_lost(self, reason: str) -> None:
         _log.warning("no longer the controller", reason=reason)
         if self._controller is not None:
@@ -508,6 +522,13 @@ class ClusterNode:
                 )
             case UnwatchPresence(node_id):
                 self._unwatch(node_id)
+            case WatchController(node_id):
+                self._unwatch_controller()
+                self._controller_watch = self._medium.presence.watch(
+                    node_id, self._on_controller_gone
+                )
+            case UnwatchController():
+                self._unwatch_controller()
 
     def _send(self, node_id: int, message: ClusterMessage) -> None:
         if isinstance(message, NodeHeartbeat):

@@ -259,8 +259,8 @@ class Controller:
     def _is_undisturbed(self, session: _Session, now: float) -> bool:
         """Whether the loss of a presence shows that the node has probably ended.
 
-        The previous controller's process has lost the store lock as well, and was silent for a
-        time. That is sufficient evidence, also soon after a disturbance.
+        The previous controller's process has lost the store lock as well. That is sufficient
+        evidence, also soon after a disturbance: it still has a time for a heartbeat.
         """
         return self._is_confirmed(now) and (
             session.row.registration == self._former

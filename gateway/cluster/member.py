@@ -6,8 +6,10 @@ registration: it ends when the log has another registration, or none, for this p
 lease the node serves no requests as leader and opens no shards. Its open shards stay open, and it
 serves them in the same epoch when it has a lease again.
 
-If the controller is silent, the node tries to become controller: first without force, which
-succeeds only if the controller's process is gone, then with force. Silence counts only while this
+If the controller's presence is lost, or the controller is silent, the node tries to become
+controller: first without force, which succeeds only if Pulsar has released the lock of the
+controller's process, then with force. The loss of the presence alone leads to attempts without
+force only. Silence counts only while this
 process runs, and force also requires that Pulsar has been answering: otherwise a node that was
 paused or disconnected would replace a healthy controller.
 """
@@ -29,9 +31,11 @@ from gateway.cluster.cluster_actions import (
     OpenShard,
     SendMessage,
     TryToLead,
+    UnwatchController,
+    WatchController,
 )
 from gateway.cluster.cluster_messages import HeartbeatReply, NodeHeartbeat
-from gateway.cluster.image import NO_NODE, ClusterImage, NodeRow
+from gateway.cluster.image import NO_NODE, ClusterImage, ControllerRow, NodeRow
 from gateway.cluster.session_timing import SessionTiming
 
 NEVER = float("-inf")
@@ -129,6 +133,10 @@ class Member:
         self._refusals = 0
         """Consecutive attempts to lead that were refused because another process leads."""
         self._next_attempt = now
+        self._watched: ControllerRow | None = None
+        """The controller whose presence is watched."""
+        self._is_controller_gone = False
+        """Its presence was lost, and it has not answered since."""
 
     # What is served
 
@@ -226,6 +234,13 @@ class Member:
             self._heartbeat_soon(now)
         return self._act(now)
 
+    def controller_gone(self, now: float) -> list[MemberAction]:
+        """The controller's presence was lost."""
+        self._observe(now)
+        self._is_controller_gone = self._watched is not None
+        self._watched = None
+        return self._act(now)
+
     def lead_acquired(self, now: float) -> list[MemberAction]:
         """This process is the controller."""
         self._observe(now)
@@ -269,6 +284,7 @@ class Member:
     def _answered(self, now: float) -> None:
         self._silent_since = now
         self._refusals = 0
+        self._is_controller_gone = False
 
     def _controller_changed(self, now: float) -> None:
         self._controller = self._image.controller
@@ -309,6 +325,7 @@ class Member:
             self._has_left = True
             actions.append(NodeLeft())
             return actions
+        self._watch_controller(actions)
         self._try_to_lead(now, actions)
         if now >= self._next_heartbeat:
             self._send_heartbeat(now, actions)
@@ -344,6 +361,21 @@ class Member:
             held.move(HeldState.CLOSING)
             actions.append(CloseShard(shard, held.epoch))
 
+    def _watch_controller(self, actions: list[MemberAction]) -> None:
+        """Watch the presence of the controller, unless it is this node or its loss is known."""
+        watched = self._controller
+        if (
+            watched is None
+            or watched.node_id in (NO_NODE, self.node.node_id)
+            or self._role is LeadRole.LEADING
+            or self._is_controller_gone
+        ):
+            watched = None
+        if watched == self._watched:
+            return
+        self._watched = watched
+        actions.append(UnwatchController() if watched is None else WatchController(watched.node_id))
+
     def _try_to_lead(self, now: float, actions: list[MemberAction]) -> None:
         if now < self._attempt_at():
             return
@@ -369,7 +401,7 @@ class Member:
         """When to try to lead, unless the controller answers before; infinity for never."""
         if self._role is not LeadRole.FOLLOWING or self._is_leaving:
             return float("inf")
-        if self._has_no_controller():
+        if self._has_no_controller() or self._is_controller_gone:
             return self._next_attempt
         silent_until = self._silent_since + self._timing.lead_after + self._jitter
         return max(self._next_attempt, silent_until)

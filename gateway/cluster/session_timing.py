@@ -39,10 +39,11 @@ class SessionTiming:
 
     `lease` and `controller_lease` (of the controller's own node) count from the request for the
     last confirmation of the role. The controller acts for `role_lease` after that request. A node
-    tries to become controller after `lead_after` of silence, by force after `force_after`. A node
-    that the present controller replaced by force has a session of `controller_session`. A node
-    whose presence was lost has `gone_session` for its next heartbeat. At most `moves_at_once`
-    planned moves of shards are under way at the same time.
+    tries to become controller after `lead_after` of silence, or at once when the controller's
+    presence is lost; by force after `force_after`. A node that the present controller replaced by
+    force has a session of `controller_session`. A node whose presence was lost has `gone_session`
+    for its next heartbeat. At most `moves_at_once` planned moves of shards are under way at the
+    same time.
     """
 
     session_timeout: float

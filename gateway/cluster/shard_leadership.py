@@ -37,8 +37,9 @@ TRANSITIONS = {
     ShardState.CLOSING: {ShardState.CLOSED},
 }
 
-#: Shards opened at a time. Those that requests wait for come first.
-MAX_OPENING = 4
+#: Shards opened at a time. Those that requests wait for come first. An opening mostly waits for the
+#: store, and after the loss of a node its partitions wait for it.
+MAX_OPENING = 8
 
 #: Seconds before a shard that failed to open is tried again. Doubles up to the second value.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 5.0

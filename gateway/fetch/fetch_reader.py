@@ -25,6 +25,7 @@ from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
 from gateway.partitions.stored_records import cut, fix_lz4_checksums, has_legacy_lz4
 from gateway.protocol.caller import Caller
+from gateway.protocol.current_leader import current_leader
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
@@ -129,7 +130,8 @@ class FetchReader:
                 if code in _UNKNOWN_TOPIC and not cached.topic_id:
                     # A deleted topic had an id here and may be recreated under its name.
                     result.has_unknown_topics = True
-                fetched = PartitionFetched(cached.key[1], code)
+                leader = current_leader(ApiKey.FETCH, *cached.key, code, self._caller)
+                fetched = PartitionFetched(cached.key[1], code, current_leader=leader)
                 cached.sent_high_watermark = -1
             result.must_reply_now = result.must_reply_now or bool(
                 fetched.error_code or fetched.diverging

@@ -26,6 +26,7 @@ from gateway.fetch.fetch_sessions import (
     next_epoch,
 )
 from gateway.protocol.caller import Caller
+from gateway.protocol.current_leader import endpoints_of
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
@@ -78,7 +79,11 @@ async def fetch_records(
         ):
             return _throttled_response(current, reading, request, caller, caller.usage.throttle_ms)
         reply = await _response(
-            current, reading, slices, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+            current,
+            reading,
+            slices,
+            caller,
+            is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH),
         )
         caller.traffic.fetched(request, reply)
         if len(reading.rows) <= SLICE_ROWS:
@@ -264,9 +269,10 @@ def _throttled_response(
 
 
 async def _response(
-    current: FetchSession, reading: FetchPass, slices: TimeSlices, *, is_full: bool
+    current: FetchSession, reading: FetchPass, slices: TimeSlices, caller: Caller, *, is_full: bool
 ) -> FetchResponse:
     """Return all rows; in an incremental response only those that changed."""
+    leaders = (row.current_leader for row in reading.rows.values())
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for cached, row in reading.rows.items():
         if slices.count():
@@ -284,7 +290,11 @@ async def _response(
             current.pending.move_to_end(cached)
         elif not cached.has_unread_records:
             current.pending.pop(cached, None)
-    return FetchResponse(list(topics.items()), session_id=current.session_id)
+    return FetchResponse(
+        list(topics.items()),
+        session_id=current.session_id,
+        node_endpoints=endpoints_of(leaders, caller),
+    )
 
 
 def _has_changed(cached: CachedPartition, row: PartitionFetched) -> bool:

@@ -2,7 +2,8 @@
 
 v3-6: one record batch per partition, transactional id.
 v7: zstd (KIP-110).
-v8-12: record errors in the response (KIP-467).
+v8-12: record errors in the response (KIP-467); from v10 on, the present leader of partitions that
+this gateway does not lead (KIP-951).
 v13: topic ids instead of names (KIP-516).
 
 Produce v0-2 is in `gateway.handlers.old`. Transactions are not supported.
@@ -20,6 +21,7 @@ from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, sleep
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
+from gateway.protocol.current_leader import current_leader, endpoints_of
 from gateway.protocol.errors import (
     ErrorCode,
     KafkaError,
@@ -83,6 +85,9 @@ _RETRIED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR)
 
 #: Results of the appends of one request.
 AppendOutcomes = list[AppendResult | BaseException]
+
+#: The rows of each topic of a reply.
+ProducedRows = list[tuple[str | bytes, list[PartitionProduced]]]
 
 #: Partition, records, parsed batch and the topic name of the request (empty if none), or the error.
 Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError"
@@ -369,7 +374,12 @@ async def _response(
                 f"records sent with acks=0 were not stored: {ErrorCode(failed.error_code).name}"
             )
         return None
-    return ProduceResponse(rows)
+    return _reply(rows, caller)
+
+
+def _reply(rows: ProducedRows, caller: Caller) -> ProduceResponse:
+    leaders = (row.current_leader for _, partitions in rows for row in partitions)
+    return ProduceResponse(rows, node_endpoints=endpoints_of(leaders, caller))
 
 
 def _timeout_response(
@@ -383,7 +393,7 @@ def _timeout_response(
     Appends that have finished are reported as stored, the others as REQUEST_TIMED_OUT. Kafka waits
     only with acks=-1, for replicas; the gateway also waits for the store with acks=1.
     """
-    return ProduceResponse(_rows(request, ready, so_far or [PENDING] * len(ready), caller))
+    return _reply(_rows(request, ready, so_far or [PENDING] * len(ready), caller), caller)
 
 
 def _rows(
@@ -391,7 +401,7 @@ def _rows(
     ready: list[Prepared],
     outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
-) -> list[tuple[str | bytes, list[PartitionProduced]]]:
+) -> ProducedRows:
     ended = zip(ready, outcomes, strict=True)
     return [
         (
@@ -407,8 +417,8 @@ async def _rows_in_turns(
     ready: list[Prepared],
     outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
-) -> list[tuple[str | bytes, list[PartitionProduced]]]:
-    rows: list[tuple[str | bytes, list[PartitionProduced]]] = []
+) -> ProducedRows:
+    rows: ProducedRows = []
     ended = zip(ready, outcomes, strict=True)
     slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
@@ -431,7 +441,13 @@ def _row(
         code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
         records = outcome.records if isinstance(outcome, InvalidRecordError) else ()
-        return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
+        return PartitionProduced(
+            index,
+            code,
+            error_message=outcome.message,
+            record_errors=records,
+            current_leader=current_leader(ApiKey.PRODUCE, topic, index, code, caller),
+        )
     if outcome is PENDING:
         caller.traffic.topic_accessed(
             ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,)

@@ -109,6 +109,7 @@ class Partition:
         "producers",
         "recovery",
         "topic",
+        "unsaved_batches",
         "unsaved_bytes",
     )
 
@@ -130,8 +131,8 @@ class Partition:
         #: While this is set, also after a failed recovery, batches of idempotent producers cannot
         #: be appended.
         self.recovery: ProducerRecovery | None = None
-        #: Bytes appended since the producer state was last saved.
-        self.unsaved_bytes = 0
+        #: Bytes and batches appended since the producer state was last saved.
+        self.unsaved_bytes = self.unsaved_batches = 0
         # In-flight batches of idempotent producers by the offset at which they were queued, oldest
         # first. A retry waits for the first attempt. A batch with an unknown outcome stays, so that
         # snapshots do not skip it.
@@ -343,6 +344,7 @@ class Partition:
                 raise
             raise error from failure
         self.unsaved_bytes += size
+        self.unsaved_batches += 1
         if assigned is not None:
             result = AppendResult(assigned, result.log_append_time)
         if in_flight is not None:

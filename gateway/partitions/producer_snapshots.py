@@ -24,6 +24,10 @@ _log = logs.get_logger(__name__)
 #: Log growth after which a partition's producer state is saved. A restart replays at most about
 #: this much, some 50 ms per partition.
 SNAPSHOT_BYTES = 64 << 20
+
+#: Batches after which it is saved, however small they are: a replay reads each of them. The batches
+#: per producer, whose state has up to about 100 bytes, limit the size of all snapshots.
+SNAPSHOT_BATCHES, BATCHES_PER_PRODUCER = 500, 4
 _REPLAY_BYTES = 4 << 20
 
 #: Snapshots written together at shutdown: few writes, of moderate size.
@@ -133,6 +137,7 @@ class ProducerSnapshots:
                     partition.producers.replay(read_header(entry.payload), now)
                 recovery.offset = entry.last_offset + 1
                 partition.unsaved_bytes += len(entry.payload)
+                partition.unsaved_batches += 1
             if self.is_due(partition):
                 self.save_in_background(topic_id, partition)
 
@@ -147,7 +152,10 @@ class ProducerSnapshots:
 
     def is_due(self, partition: Partition) -> bool:
         """Whether the log has grown enough since the last snapshot and none is being written."""
-        return partition.unsaved_bytes >= SNAPSHOT_BYTES and partition not in self._saving
+        has_grown = partition.unsaved_bytes >= SNAPSHOT_BYTES or partition.unsaved_batches >= max(
+            SNAPSHOT_BATCHES, BATCHES_PER_PRODUCER * len(partition.producers)
+        )
+        return has_grown and partition not in self._saving
 
     def save_in_background(self, topic_id: bytes, partition: Partition) -> None:
         """Save a partition's producer state in the background."""
@@ -220,5 +228,5 @@ def _key(topic_id: bytes, index: int) -> bytes:
 
 
 def _snapshot(partition: Partition) -> bytes:
-    partition.unsaved_bytes = 0
+    partition.unsaved_bytes = partition.unsaved_batches = 0
     return partition.snapshot()

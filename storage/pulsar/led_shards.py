@@ -37,12 +37,14 @@ from storage.pulsar.log.partition_rows import (
 )
 from storage.pulsar.open_shard import LedShard, open_shard
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.shard_migration import SHARDS_AT_ONCE
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.deleted_partitions import DeletedPartitions
 from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_listing import NATIVE
 from storage.shards import partition_shard
+
+SHARDS_AT_ONCE = 8
+"""Shards that are opened at a time: calls of the admin API, as many as there are connections."""
 
 ROWS_AT_ONCE = 1000
 """Partition rows per put. A row has about 100 bytes, up to 6 kB after many leader changes."""
@@ -159,6 +161,11 @@ class LedShards:
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
         """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""
         self._on_shard_lost.append(call)
+
+    def written_partitions(self, shard: int) -> Sequence[tuple[bytes, int]]:
+        """`SharedStore.written_partitions`."""
+        opened = self._shards.get(shard)
+        return [] if opened is None else opened.written_before()
 
     async def shard_table(self, shard: int, name: str) -> StateTable:
         self._check_open()

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from storage.log import StorageFailed
 from storage.pulsar.log.partition_log_opener import MayWrite, check_may_write
-from storage.pulsar.log.partition_rows import TABLE, PartitionState, load_partitions
+from storage.pulsar.log.partition_rows import (
+    TABLE,
+    PartitionState,
+    load_partitions,
+    split_partition_key,
+)
 from storage.pulsar.tables.shard_tables import PulsarShardTables, ShardTable, shard_topic
 from storage.pulsar.tables.table import PulsarTable
 
@@ -21,6 +26,19 @@ class LedShard:
     tables: PulsarShardTables
     rows: ShardTable
     partitions: dict[bytes, PartitionState]
+
+    def written_before(self) -> list[tuple[bytes, int]]:
+        """Topic ids and indexes of the partitions written in the last epoch before this one.
+
+        An epoch is stored with the first message that its leader writes to a partition.
+        """
+        written = [
+            (epochs[-1][0], key)
+            for key, one in self.partitions.items()
+            if (epochs := [epoch for epoch in one.row.epochs if epoch[0] < self.leader_epoch])
+        ]
+        last = max((epoch for epoch, _ in written), default=-1)
+        return [split_partition_key(key) for epoch, key in written if epoch == last]
 
 
 async def open_shard(

@@ -196,8 +196,11 @@ class PulsarSettings:
     suspended during a trim has given it up. No request waits for this.
     """
 
-    threads: int = 8
-    """Threads for blocking calls of the client library, such as reading. They mostly wait."""
+    threads: int = 16
+    """Threads for blocking calls of the client library, such as reading. They mostly wait.
+
+    After the loss of a node, another one opens 8 shards and some partitions at a time.
+    """
 
     calls_waiting: int = 20_000
     """Calls that may be queued for those threads; more are refused."""

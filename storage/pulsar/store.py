@@ -6,7 +6,7 @@ Topics are managed by `TopicCatalog`, shards and logs by `LedShards`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -374,6 +374,10 @@ class PulsarStore:
 
     async def shard_table(self, shard: int, name: str) -> StateTable:
         return await self._led.shard_table(shard, name)
+
+    def written_partitions(self, shard: int) -> Sequence[tuple[bytes, int]]:
+        """`SharedStore.written_partitions`."""
+        return self._led.written_partitions(shard)
 
     def when_shard_lost(self, call: Callable[[int, str], None]) -> None:
         """`Store.when_shard_lost`. The next put of a row, or the next opening, shows it."""

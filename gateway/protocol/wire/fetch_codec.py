@@ -2,7 +2,8 @@
 
 Versions: 3 adds max_bytes, 4 the isolation level, 5 log start offsets, 7 sessions (KIP-227), 9
 leader epochs, 11 the rack; 12 is flexible; 13 identifies topics by id, 15 moves the replica id into
-a tagged field, 17 and 18 add tagged fields of replicas, which are skipped.
+a tagged field, 17 and 18 add tagged fields of replicas, which are skipped. The reply has tagged
+fields with a diverging epoch and the current leader (12), and the leaders' addresses (16).
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from struct import Struct
 import msgspec
 
 from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.leader_fields import (
+    CURRENT_LEADER_SIZE,
+    CurrentLeader,
+    NodeEndpoint,
+    current_leader_field,
+    node_endpoints_tags,
+)
 from gateway.protocol.wire.primitives import (
     INT32,
     MAX_ELEMENTS,
@@ -26,6 +34,7 @@ from storage.log import Buffer
 
 FIRST_FLEXIBLE = 12
 FIRST_WITH_TOPIC_IDS = 13
+FIRST_WITH_ENDPOINTS = 16
 
 _MAX_BYTES_DEFAULT = 0x7FFFFFFF
 _REPLICA_WAIT_MIN = Struct(">iii")
@@ -94,18 +103,21 @@ class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
     records: Sequence[Buffer] = ()
     aborted: Sequence[tuple[int, int]] | None = None
     diverging: tuple[int, int] | None = None
+    current_leader: CurrentLeader | None = None
 
 
 class FetchResponse(msgspec.Struct, frozen=True, gc=False):
     """One row per topic.
 
-    `error_code` applies to the whole request, for example an unknown session.
+    `error_code` applies to the whole request, for example an unknown session. `node_endpoints` are
+    the addresses of the rows' current leaders.
     """
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]]
     error_code: int = ErrorCode.NONE
     session_id: int = 0
     throttle_time_ms: int = 0
+    node_endpoints: Sequence[NodeEndpoint] = ()
 
 
 def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
@@ -246,7 +258,8 @@ def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
         if compact:
             glue.append(0)
     if compact:
-        glue.append(0)
+        endpoints = response.node_endpoints if version >= FIRST_WITH_ENDPOINTS else ()
+        glue += node_endpoints_tags(endpoints)
     buffers.append(glue)
     return buffers
 
@@ -254,7 +267,10 @@ def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
 def fetch_response_size(
     topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]], version: int
 ) -> int:
-    """Return the length of what `write_fetch_response` returns for these topics."""
+    """Return the length of what `write_fetch_response` returns for these topics.
+
+    As in Kafka (FetchResponse.sizeOf), without the addresses of leaders.
+    """
     compact = version >= FIRST_FLEXIBLE
     # Each struct of a flexible version has at least one byte of tagged fields.
     size = _count_size(len(topics), compact) + compact
@@ -274,6 +290,8 @@ def fetch_response_size(
                 size += _count_size(aborted, compact) + aborted * (_ABORTED.size + compact)
             if compact and partition.diverging is not None:
                 size += _DIVERGING_SIZE
+            if compact and partition.current_leader is not None:
+                size += CURRENT_LEADER_SIZE
     return size
 
 
@@ -316,12 +334,13 @@ def _write_aborted(
 
 
 def _write_tags(glue: bytearray, partition: PartitionFetched) -> None:
-    if partition.diverging is None:
-        glue.append(0)
-        return
-    epoch, end_offset = partition.diverging
-    # One tagged field, number 0, of 13 bytes: epoch, end offset, no nested tagged fields.
-    glue += b"\x01\x00\x0d" + _DIVERGING.pack(epoch, end_offset) + b"\0"
+    diverging, leader = partition.diverging, partition.current_leader
+    glue.append((diverging is not None) + (leader is not None))
+    if diverging is not None:
+        # A tagged field, number 0, of 13 bytes: epoch, end offset, no nested tagged fields.
+        glue += b"\x00\x0d" + _DIVERGING.pack(*diverging) + b"\0"
+    if leader is not None:
+        glue += current_leader_field(1, leader)
 
 
 def _count(count: int, compact: bool) -> bytes:

@@ -2,7 +2,7 @@
 
 Versions: 0-2 carry message sets, 3 adds the transactional id; 9 is flexible; 13 identifies topics
 by id. The reply gains throttle time (1), log append time (2), log start offset (5), record errors
-and a message (8), and tagged fields with the current leader (10, left empty here).
+and a message (8), and tagged fields with the current leader (10).
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ import msgspec
 
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire import compiled
+from gateway.protocol.wire.leader_fields import (
+    CurrentLeader,
+    NodeEndpoint,
+    current_leader_field,
+    node_endpoints_tags,
+)
 from gateway.protocol.wire.primitives import (
     INT16,
     INT32,
@@ -26,6 +32,7 @@ from gateway.protocol.wire.primitives import (
 )
 
 FIRST_FLEXIBLE = 9
+FIRST_WITH_LEADERS = 10
 FIRST_WITH_TOPIC_IDS = 13
 
 _ACKS_TIMEOUT = Struct(">hi")
@@ -72,7 +79,8 @@ class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
     """The result for one partition.
 
     `log_append_time` is -1 if the topic keeps the producer's timestamps. `record_errors` lists the
-    invalid records of a rejected batch; `error_message` is then set.
+    invalid records of a rejected batch; `error_message` is then set. `current_leader` is set only
+    with an `error_message`, too: the compiled codec writes neither.
     """
 
     index: int
@@ -82,13 +90,18 @@ class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
     log_start_offset: int = -1
     error_message: str | None = None
     record_errors: Sequence[RecordError] = ()
+    current_leader: CurrentLeader | None = None
 
 
 class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
-    """One row per topic, in the order of the request."""
+    """One row per topic, in the order of the request.
+
+    `node_endpoints` are the addresses of the rows' current leaders.
+    """
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionProduced]]]
     throttle_time_ms: int = 0
+    node_endpoints: Sequence[NodeEndpoint] = ()
 
 
 #: Topics plus partitions of one request, which is read on the reactor thread. A request of 1 MiB,
@@ -161,9 +174,10 @@ def _read_partitions(
 
 def write_produce_response(response: ProduceResponse, version: int) -> bytes:
     """Return the body of the reply, without header."""
-    body: bytes | None = compiled.reply(response.topics, response.throttle_time_ms, version)
-    if body is not None:
-        return body
+    if not response.node_endpoints:
+        body: bytes | None = compiled.reply(response.topics, response.throttle_time_ms, version)
+        if body is not None:
+            return body
     compact = version >= FIRST_FLEXIBLE
     out = [_count(len(response.topics), compact)]
     for topic, partitions in response.topics:
@@ -176,7 +190,8 @@ def write_produce_response(response: ProduceResponse, version: int) -> bytes:
     if version >= 1:
         out.append(INT32.pack(response.throttle_time_ms))
     if compact:
-        out.append(b"\0")
+        endpoints = response.node_endpoints if version >= FIRST_WITH_LEADERS else ()
+        out.append(node_endpoints_tags(endpoints))
     return b"".join(out)
 
 
@@ -198,7 +213,9 @@ def _write_partition(out: list[bytes], partition: PartitionProduced, version: in
         out.append(b"\0" if compact else INT16.pack(-1))
     else:
         out.append(write_string(partition.error_message, compact=compact))
-    if compact:
+    if partition.current_leader is not None and version >= FIRST_WITH_LEADERS:
+        out += b"\1", current_leader_field(0, partition.current_leader)
+    elif compact:
         out.append(b"\0")
 
 

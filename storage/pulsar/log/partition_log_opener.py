@@ -49,6 +49,8 @@ async def open_partition(
         check_may_write(topic, may_write)
         for one in row.epochs:
             reader.add_epoch(*one)
+        # The opener asks for the first message later: search both at once.
+        reader.search_first()
         last = await reader.last()
         if last is not None:
             check_epoch(topic, last.header.leader_epoch, leader_epoch)

@@ -49,6 +49,7 @@ class PartitionReader:
         self._index = OffsetIndex(settings.index_marks)
         self._message_search = MessageSearch(self._source, admin, self._index)
         self._newest: IndexEntry | None = None
+        self._first_search: Deferred[StoredMessage | None] | None = None
 
     def add_epoch(self, leader_epoch: int, first_offset: int, opening: int = 0) -> None:
         """Record that this writer (`Header.writer`) assigned offsets from `first_offset` on.
@@ -65,9 +66,17 @@ class PartitionReader:
         self._index.appended(header, position)
         self._newest = index_entry(header, position)
 
+    def search_first(self) -> None:
+        """Begin the search of the next `first`, beside other calls."""
+        self._first_search = Deferred.fromCoroutine(self._message_search.first())
+
     async def first(self) -> StoredMessage | None:
         """The first message, which may be a marker; None if there is none."""
-        stored = await self._message_search.first()
+        search, self._first_search = self._first_search, None
+        stored = await (search or self._message_search.first())
+        if search and stored and self._source.is_from_fenced_leader(stored.header):
+            # A later call of `add_epoch` has shown that.
+            stored = await self._message_search.first()
         if stored:
             self._index.found(stored.header, stored.position)
         return stored
@@ -220,6 +229,8 @@ class PartitionReader:
 
     async def close(self) -> None:
         """Close the partition's readers; those in use are closed when their read ends."""
+        if self._first_search is not None:
+            self._first_search.addErrback(lambda _: None)
         self._cache.forget(self._source)
 
     def disconnect(self) -> Deferred[None]:

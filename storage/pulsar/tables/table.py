@@ -18,7 +18,7 @@ from storage.pulsar.tables.row_messages import (
     table_topic,
 )
 from storage.pulsar.tables.table_compaction import TableCompactor
-from storage.pulsar.tables.table_loader import load
+from storage.pulsar.tables.table_loader import TopicSpace, load
 from storage.pulsar.tables.table_writer import TableWriter, failed
 
 
@@ -50,10 +50,12 @@ class PulsarTable:
         )
         self._max_key_bytes = max_key_bytes
         self._loading = DeferredLock()
+        self._space: TopicSpace | None = None
+        """The topic's space when the table was opened, until the first `items`."""
 
     async def open(self) -> None:
         """Create the topic if it is missing, and fence its writer. Raises StorageFailed."""
-        await self._compactor.prepare()
+        self._space = await self._compactor.prepare()
         await self._writer.open()
         self._compactor.start()
 
@@ -71,7 +73,8 @@ class PulsarTable:
         async with self._loading:
             end = os.urandom(16)
             await self._writer.send({END_KEY: end}, MAX_MESSAGE_OVERHEAD)
-            rows = await load(self._client, self._admin, self._topic, end)
+            space, self._space = self._space, None
+            rows = await load(self._client, self._admin, self._topic, end, space)
         return sorted(rows.items())
 
     def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:

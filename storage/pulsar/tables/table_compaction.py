@@ -24,7 +24,7 @@ from storage.pulsar.admin.admin_api import (
     PulsarAdmin,
 )
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.table_loader import topic_space
+from storage.pulsar.tables.table_loader import TopicSpace, topic_space
 from storage.pulsar.topics.pulsar_names import path_of
 
 CURSOR = "__compaction"
@@ -103,8 +103,10 @@ class TableCompactor:
         self._checks_retention = False
         """Whether the next periodic run checks the policies of a topic that existed before."""
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> TopicSpace | None:
         """Create the topic and its compaction cursor, before any row is written.
+
+        Returns the topic's space before, None if it was missing.
 
         A start opens many tables, so the policies of a topic with a cursor are checked later, by
         the first periodic run. Raises StorageFailed.
@@ -120,6 +122,7 @@ class TableCompactor:
             await self._create_cursor()
             await clear_retention(self._admin, self._topic, is_new=space is None)
         self._written = space.total_size if space else 0
+        return space
 
     async def _create_cursor(self) -> None:
         """Create the compaction cursor. Another gateway may do so at the same time.

@@ -13,9 +13,12 @@ from gateway.cluster.cluster_actions import (
     OpenShard,
     SendMessage,
     TryToLead,
+    UnwatchController,
+    WatchController,
 )
 from gateway.cluster.cluster_messages import HeartbeatReply
 from gateway.cluster.image import (
+    NO_NODE,
     ClusterImage,
     ControllerRow,
     NodeRow,
@@ -230,6 +233,59 @@ def test_node_that_was_paused_or_disconnected_does_not_lead_by_force():
     assert run(one.member, 160.1, 165, TryToLead)[1] == TryToLead(False)
     one.member.lead_refused(False, 165.0)
     assert run(one.member, 165.1, 166, TryToLead)[1] == TryToLead(False)
+
+
+def test_node_tries_to_lead_without_force_as_soon_as_the_controllers_presence_is_lost():
+    one = Harness()
+    one.reply(one.register(100.0), 100.0)
+    assert one.member.controller_gone(100.1) == [TryToLead(False)]
+    # Another process holds the lock still; the node does not wait for the silence of 0.9 s.
+    one.member.lead_refused(True, 100.11)
+    assert run(one.member, 100.2, 101, TryToLead) == (100.5, TryToLead(False))
+
+
+def test_lost_presence_alone_does_not_lead_to_force():
+    """Force needs 1.5 s of silence, as without the loss."""
+    one = Harness()
+    one.member.tick(100.0)
+    one.member.controller_gone(100.0)
+    one.member.lead_refused(True, 100.0)
+    found = attempts(one.member, 100.0)
+    assert found[0] == 100.3
+    assert 101.5 < found[-1] < 102
+
+
+def test_controller_that_answers_after_the_loss_of_its_presence_is_watched_again():
+    one = Harness()
+    assert WatchController(9) in one.register(100.0)
+    sent = one.member.tick(100.3)
+    assert not any(isinstance(action, WatchController) for action in sent)
+    one.member.controller_gone(100.31)
+    one.member.lead_refused(True, 100.32)
+    assert WatchController(9) in one.reply(sent, 100.35)
+    assert run(one.member, 100.4, 101.1, TryToLead) is None
+
+
+def test_presence_of_the_present_controller_is_watched():
+    one = Harness()
+    assert WatchController(9) in one.register(100.0)
+    assert WatchController(7) in one.rows(100.1, controller=ControllerRow(7, "d", 5))
+    resigned = one.rows(100.2, controller=ControllerRow(NO_NODE, "", 5))
+    assert UnwatchController() in resigned
+    assert TryToLead(False) in resigned
+    assert not any(
+        isinstance(action, WatchController | UnwatchController)
+        for action in one.member.lead_acquired(100.3)
+    )
+
+
+def test_node_that_becomes_controller_ends_its_watch_of_the_former_one():
+    one = Harness()
+    one.register(100.0)
+    run(one.member, 100.1, 102, TryToLead)
+    assert UnwatchController() in one.member.lead_acquired(102.0)
+    own = one.rows(102.1, controller=ControllerRow(1, "p1", 5))
+    assert not any(isinstance(action, WatchController) for action in own)
 
 
 def test_leaving_node_reports_it_and_ends_when_its_row_is_deleted():

@@ -260,6 +260,47 @@ def test_snapshot_is_written_after_snapshot_bytes(env):
     assert (len(table), partition.unsaved_bytes) == (1, 0)
 
 
+def test_snapshot_is_written_after_snapshot_batches(env, monkeypatch):
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BATCHES", 3)
+    monkeypatch.setattr(producer_snapshots, "BATCHES_PER_PRODUCER", 1)
+    env.topic("orders")
+    partition = env.partition()
+    table = env.store.medium.tables["producers"]
+    written = []
+    for sequence in range(7):
+        send(partition, batch(1, producer=(7, 0, sequence)))
+        env.broker.topics.save_if_due(partition)
+        written.append((len(table), partition.unsaved_batches))
+    assert written == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 0), (1, 1)]
+
+
+def test_snapshot_of_many_producers_is_written_after_more_batches(env, monkeypatch):
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BATCHES", 1)
+    env.topic("orders")
+    partition = env.partition()
+    saved = []
+    for number in range(2 * producer_snapshots.BATCHES_PER_PRODUCER + 1):
+        send(partition, batch(1, producer=(number % 2, 0, number // 2)))
+        if number:
+            env.broker.topics.save_if_due(partition)
+        saved.append(partition.unsaved_batches == 0)
+    assert saved.index(True) == 2 * producer_snapshots.BATCHES_PER_PRODUCER - 1
+
+
+def test_long_replay_of_small_batches_saves_snapshots(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BATCHES", 1)
+    monkeypatch.setattr(producer_snapshots, "BATCHES_PER_PRODUCER", 0)
+    reads = Reads(again, monkeypatch)
+    reads.fails_at = 3
+    again.partition()
+    third = reopened(again)
+    reads = Reads(third, monkeypatch)
+    assert is_known(third.partition(), 2, 2)
+    assert reads.offsets == [3]
+
+
 def test_one_snapshot_per_partition_is_written_at_a_time(env):
     env.topic("orders")
     partition = env.partition()

@@ -109,6 +109,23 @@ async def test_process_that_opens_a_shard_fences_it_and_no_other(first, second):
 
 
 @ensureDeferred
+async def test_next_leader_knows_the_partitions_that_were_written_to(first, second):
+    shard, topic_id = shard_of(first, 0), first.topics["orders"].topic_id
+    await first.open_shard(shard, 1)
+    log = await first.log("orders", 0)
+    assert first.written_partitions(shard) == []
+    await log.append([entry(0)])
+    assert first.written_partitions(shard) == []
+    await second.open_shard(shard, 2)
+    assert second.written_partitions(shard) == [(topic_id, 0)]
+    # Nothing is written in epoch 2.
+    await second.log("orders", 0)
+    await first.open_shard(shard, 3)
+    assert first.written_partitions(shard) == [(topic_id, 0)]
+    assert first.written_partitions(1 - shard) == []
+
+
+@ensureDeferred
 async def test_closed_shard_continues_elsewhere_without_loss_or_gap(first, second):
     shard = shard_of(first, 0)
     await first.open_shard(shard, 1)

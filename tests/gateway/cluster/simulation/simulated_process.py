@@ -14,7 +14,9 @@ from gateway.cluster.cluster_actions import (
     OpenShard,
     SendMessage,
     TryToLead,
+    UnwatchController,
     UnwatchPresence,
+    WatchController,
     WatchPresence,
     WriteRows,
 )
@@ -94,6 +96,7 @@ class SimulatedProcess:
         self.writer_token = -1
         self.presence_token = -1
         self.is_claiming = False
+        self.watched_controller: int | None = None
         self.shards: dict[int, tuple[Handle, Handle]] = {}
         """Table and partition of each open shard."""
         self.closing: dict[int, int] = {}
@@ -280,6 +283,10 @@ class SimulatedProcess:
                     self._watch(node_id)
                 case UnwatchPresence(node_id):
                     self.pulsar.unwatch(self, node_id)
+                case WatchController(node_id):
+                    self._watch_controller(node_id)
+                case UnwatchController():
+                    self._unwatch_controller()
                 case OpenShard(shard, epoch):
                     self._open(shard, epoch)
                 case CloseShard(shard, epoch):
@@ -307,6 +314,23 @@ class SimulatedProcess:
                 self.act(controller.on_gone(node_id, self.clock()))
 
         self.pulsar.watch(self, node_id, gone)
+
+    def _watch_controller(self, node_id: int) -> None:
+        self._unwatch_controller()
+
+        def gone() -> None:
+            if self.watched_controller == node_id and self.member is not None:
+                self.note(f"noticed that the controller {node_id} is gone")
+                self.watched_controller = None
+                self.act(self.member.controller_gone(self.clock()))
+
+        self.watched_controller = node_id
+        self.pulsar.watch(self, node_id, gone)
+
+    def _unwatch_controller(self) -> None:
+        if self.watched_controller is not None:
+            self.pulsar.unwatch(self, self.watched_controller)
+            self.watched_controller = None
 
     def _write(self, rows: dict[bytes, bytes | None]) -> None:
         controller = self.controller
@@ -396,8 +420,9 @@ class SimulatedProcess:
                 now,
                 replaced=replaced,
             )
-            self.act(self.controller.tick(now))
+            # As `ClusterNode`: the member's watch ends before the controller's watches begin.
             self.act(member.lead_acquired(now))
+            self.act(self.controller.tick(now))
 
         def take() -> Any:
             """Force replaces only the holder that refused the attempt before."""

@@ -102,7 +102,8 @@ class SimulatedPulsar:
         self.writer = Producer()
         self.log: list[dict[bytes, bytes | None]] = []
         self.presence: dict[int, Producer] = {}
-        self.watchers: dict[int, tuple[Any, Callable[[], None]]] = {}
+        self.watchers: dict[int, dict[Any, Callable[[], None]]] = {}
+        """By node id and watching process, in the order in which they began."""
         self.processes: list[Any] = []
         self.partitions = [EntryLog() for _ in range(shards)]
         self.tables = [EntryLog() for _ in range(shards)]
@@ -260,29 +261,29 @@ class SimulatedPulsar:
     # Presence
 
     def watch(self, process: Any, node_id: int, on_gone: Callable[[], None]) -> None:
-        self.watchers[node_id] = (process, on_gone)
+        self.watchers.setdefault(node_id, {})[process] = on_gone
         self._notify_watchers()
 
     def unwatch(self, process: Any, node_id: int) -> None:
-        if node_id in self.watchers and self.watchers[node_id][0] is process:
-            del self.watchers[node_id]
+        self.watchers.get(node_id, {}).pop(process, None)
 
     def _notify_watchers(self) -> None:
-        for node_id in list(self.watchers):
-            self.time.after(
-                self.random.uniform(0.001, 0.5), lambda node_id=node_id: self._notify(node_id)
-            )
+        for node_id, watching in self.watchers.items():
+            for process in watching:
+                self.time.after(
+                    self.random.uniform(0.001, 0.5), partial(self._notify, node_id, process)
+                )
 
-    def _notify(self, node_id: int) -> None:
-        """Give a free presence to its watcher, which returns it at once."""
-        process, on_gone = self.watchers.get(node_id, (None, None))
+    def _notify(self, node_id: int, process: Any) -> None:
+        """Give a free presence to a watcher, which returns it at once."""
+        watching = self.watchers[node_id]
         producer = self.presence.setdefault(node_id, Producer())
-        if process is None or producer.is_connected or not self.is_up:
+        if process not in watching or producer.is_connected or not self.is_up:
             return
         if not process.is_alive:
-            del self.watchers[node_id]
+            del watching[process]
         elif process.is_connected:
-            del self.watchers[node_id]
+            on_gone = watching.pop(process)
             for other in self.processes:
                 # Also a process that has lost its presence and not claimed it again yet.
                 if other.node_id == node_id:
@@ -290,4 +291,4 @@ class SimulatedPulsar:
             producer.release(producer.token)
             process.post(on_gone)
         else:
-            self.time.after(0.5, lambda: self._notify(node_id))
+            self.time.after(0.5, partial(self._notify, node_id, process))

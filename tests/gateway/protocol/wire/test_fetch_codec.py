@@ -20,6 +20,7 @@ from gateway.protocol.wire.fetch_codec import (
     read_fetch,
     write_fetch_response,
 )
+from gateway.protocol.wire.leader_fields import NodeEndpoint
 from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.gateway.protocol.wire import flexible
 from tests.gateway.protocol.wire.values import (
@@ -243,6 +244,12 @@ def rows(draw, version):
         if diverging
         else {}
     )
+    leader = draw(st.none() | st.tuples(st.integers(0, 2**31 - 1), int32s))
+    leader = leader if version >= 12 else None
+    if leader:
+        fields["current_leader"] = CodecPartitionFetched.LeaderIdAndEpoch(
+            leader_id=leader[0], leader_epoch=leader[1]
+        )
     theirs = CodecPartitionFetched(
         partition_index=index,
         error_code=code,
@@ -259,7 +266,9 @@ def rows(draw, version):
         records=b"".join(pieces),
         **fields,
     )
-    return theirs, PartitionFetched(index, code, high, stable, start, pieces, aborted, diverging)
+    return theirs, PartitionFetched(
+        index, code, high, stable, start, pieces, aborted, diverging, leader
+    )
 
 
 @st.composite
@@ -270,7 +279,17 @@ def responses(draw):
     topics = draw(
         st.lists(st.tuples(topics_of(version), st.lists(rows(version), max_size=4)), max_size=4)
     )
+    endpoints = draw(
+        st.lists(st.tuples(int32s, texts, int32s), max_size=3, unique_by=lambda one: one[0])
+        if version >= 16
+        else st.just([])
+    )
+    tagged = [
+        CodecResponse.NodeEndpoint(node_id=node_id, host=host, port=port, rack=None)
+        for node_id, host, port in endpoints
+    ]
     theirs = CodecResponse(
+        **({"node_endpoints": tagged} if tagged else {}),
         version=version,
         throttle_time_ms=throttle,
         error_code=code,
@@ -285,6 +304,7 @@ def responses(draw):
         code,
         session,
         throttle,
+        [NodeEndpoint(*one) for one in endpoints],
     )
     return version, theirs, ours
 
@@ -294,7 +314,9 @@ def test_response_equals_that_of_codec(response):
     version, theirs, ours = response
     written = b"".join(write_fetch_response(ours, version))
     assert written == bytes(theirs.encode(version=version))
-    assert fetch_response_size(ours.topics, version) == len(written)
+    # As in Kafka, the size is that without the addresses of leaders.
+    without = b"".join(write_fetch_response(FetchResponse(ours.topics), version))
+    assert fetch_response_size(ours.topics, version) == len(without)
 
 
 @pytest.mark.parametrize("version", range(19))

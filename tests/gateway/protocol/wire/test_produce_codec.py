@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 from kafka.protocol.producer.produce import ProduceResponse as CodecResponse
 
+from gateway.protocol.wire.leader_fields import NodeEndpoint
 from gateway.protocol.wire.produce_codec import (
     MAX_PARTITIONS,
     PartitionProduced,
@@ -190,10 +191,16 @@ def test_total_of_topics_and_partitions_is_limited():
 
 
 def _produced(index, code, base, time, start, ending):
-    message, records = ending
+    message, records, leader = ending
     return PartitionProduced(
-        index, code, base, time, start, message, [RecordError(*one) for one in records]
+        index, code, base, time, start, message, [RecordError(*one) for one in records], leader
     )
+
+
+def _leader_fields(leader):
+    """The codec's field. Like Kafka, it omits that of an unknown leader (-1, -1)."""
+    made = CodecPartitionProduced.LeaderIdAndEpoch
+    return {"current_leader": made(leader_id=leader[0], leader_epoch=leader[1])} if leader else {}
 
 
 @st.composite
@@ -201,9 +208,17 @@ def responses(draw):
     """Version, the codec's response, and the gateway's."""
     version = draw(versions)
     throttle = draw(int32s)
-    # Record errors are set only with a message.
+    # Record errors and the current leader are set only with a message.
     record = st.tuples(int32s, texts)
-    ending = st.tuples(st.none(), st.just([])) | st.tuples(texts, st.lists(record, max_size=3))
+    leader = st.none() | st.tuples(st.integers(0, 2**31 - 1), int32s)
+    ending = st.tuples(st.none(), st.just([]), st.none()) | st.tuples(
+        texts, st.lists(record, max_size=3), leader if version >= 10 else st.none()
+    )
+    endpoints = draw(
+        st.lists(st.tuples(int32s, texts, int32s), max_size=3, unique_by=lambda one: one[0])
+        if version >= 10
+        else st.just([])
+    )
     partition = st.tuples(int32s, int16s, int64s, int64s, int64s, ending)
     rows = draw(
         st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=4)), max_size=4)
@@ -227,13 +242,24 @@ def responses(draw):
                             for at, text in records
                         ],
                         error_message=message,
+                        **_leader_fields(leader),
                     )
-                    for index, code, base, time, start, (message, records) in partitions
+                    for index, code, base, time, start, (message, records, leader) in partitions
                 ],
                 **named(topic, version)[0],
             )
             for topic, partitions in rows
         ],
+        **(
+            {
+                "node_endpoints": [
+                    CodecResponse.NodeEndpoint(node_id=node_id, host=host, port=port, rack=None)
+                    for node_id, host, port in endpoints
+                ]
+            }
+            if endpoints
+            else {}
+        ),
     )
     ours = ProduceResponse(
         [
@@ -241,6 +267,7 @@ def responses(draw):
             for topic, partitions in rows
         ],
         throttle,
+        [NodeEndpoint(*one) for one in endpoints],
     )
     return version, theirs, ours
 
