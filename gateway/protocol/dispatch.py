@@ -14,7 +14,7 @@ field, and its connection is muted (`gateway.protocol.mute`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from struct import Struct
 from time import perf_counter_ns
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
+from gateway.coroutines import Cancel, CancelledError, DelayedCall, SharedResult, start
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
@@ -39,6 +39,7 @@ from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
+from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
@@ -175,6 +176,7 @@ class Dispatch:
         self._is_close_requested = False
         self._is_waiting_reported = False
         self._client_usage: ClientUsage | None = None
+        self._last_caller: Caller | None = None
         self._mute = Mute(broker.clock, flow, self._advance)
 
     @property
@@ -299,9 +301,28 @@ class Dispatch:
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
-        work: Coroutine[Any, Any, Any] = self._serve(frame, request)
+        work: Any
         if self._broker.client_quotas.limits_time:
-            work = request.stopwatch = RequestStopwatch(work)
+            work = request.stopwatch = RequestStopwatch(self._serve(frame, request))
+        elif not self._session.is_ready:
+            work = self._serve(frame, request)
+        else:
+            refusal = None
+            try:
+                work = self._handle(frame, request)
+            except Exception as failure:  # noqa: BLE001 - as of a coroutine
+                refusal = failure
+            if refusal is not None:
+                # The failure's traceback refers to this frame, which must not refer back to it.
+                try:
+                    self._failed(request, refusal)
+                finally:
+                    del refusal
+                return
+            if isinstance(work, DelayedReply):
+                # The common case of Produce.
+                self._served(request, work)
+                return
         request.cancel = start(
             work,
             partial(self._served, request),
@@ -318,8 +339,7 @@ class Dispatch:
         `request.route` encodes the reply. If it is None, the reply consists of buffers already.
         """
         session = self._session
-        is_ready = session.is_ready
-        if not is_ready:
+        if not session.is_ready:
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
                 if not session.offers_gssapi:
@@ -335,6 +355,12 @@ class Dispatch:
                     self._listener,
                 )
                 return [] if answer is None else [_SIZE.pack(len(answer)), answer]
+        return await self._handle(frame, request)
+
+    def _handle(self, frame: bytearray, request: _InFlightRequest) -> Awaitable[Any]:
+        """Pass a request to its handler. Returns what the handler returns."""
+        session = self._session
+        is_ready = session.is_ready
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         request.api_key, request.version, request.correlation_id = (
             header.api_key,
@@ -348,13 +374,32 @@ class Dispatch:
         if route is None:
             unsupported = UNSUPPORTED_VERSION_REPLIES.get(header.api_key)
             if unsupported is not None:
-                return _reply([*unsupported()], header.correlation_id, False)
+                return _encoded(_reply([*unsupported()], header.correlation_id, False))
             raise Refused("unsupported API or version")
         if is_ready and self._broker.client_quotas.is_active:
             request.usage = self._usage(header, len(frame), request.stopwatch)
+        caller = self._caller(header, request)
+        if route.refuse_items is not None and not self._broker.controller.is_local:
+            return forward(route, header, frame, caller)
+        if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
+            return route.handler(decode(route, frame, header, session.scope), caller)
+        return _decode_elsewhere(route, frame, header, session.scope, caller)
+
+    def _caller(self, header: RequestHeader, request: _InFlightRequest) -> Caller:
+        """Return the context of a request; that of the last request if it is the same."""
+        last = self._last_caller
+        if (
+            last is not None
+            and last.api_key == header.api_key
+            and last.api_version == header.api_version
+            and last.client_id == header.client_id
+            and request.usage is None
+            and request.stopwatch is None
+        ):
+            return last
         caller = Caller(
             self._broker,
-            session,
+            self._session,
             self._peer,
             self._listener,
             header.api_version,
@@ -365,12 +410,11 @@ class Dispatch:
             request.usage,
             request.stopwatch,
         )
-        if route.refuse_items is not None and not self._broker.controller.is_local:
-            return await forward(route, header, frame, caller)
-        scope = session.scope
-        if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
-            return await route.handler(decode(route, frame, header, scope), caller)
-        return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
+        is_kept = request.usage is None and request.stopwatch is None
+        # A client id may have 32 KiB.
+        if is_kept and len(header.client_id or "") <= MAX_KEPT_CHARS:
+            self._last_caller = caller
+        return caller
 
     def _usage(
         self, header: RequestHeader, size: int, stopwatch: RequestStopwatch | None
@@ -403,7 +447,11 @@ class Dispatch:
         # Queued appends are stored even if the peer disconnects, so this wait is never cancelled.
         request.cancel = None
         request.is_appending = not self._is_closed
-        start(reply.reply, partial(self._answered_later, request), partial(self._failed, request))
+        later = reply.reply
+        if isinstance(later, SharedResult):
+            later.when_done(partial(self._appended, request, later))
+        else:
+            start(later, partial(self._answered_later, request), partial(self._failed, request))
         if reply.timeout_seconds is not None and request.reply is None:
             request.on_timeout = reply.on_timeout
             request.deadline = self._broker.deadlines.callLater(
@@ -414,6 +462,13 @@ class Dispatch:
     def _answered(self, request: _InFlightRequest, reply: Any) -> None:
         if self._complete(request, reply):
             self._advance()
+
+    def _appended(self, request: _InFlightRequest, reply: SharedResult[Any]) -> None:
+        outcome = reply.outcome(None)
+        if isinstance(outcome, BaseException):
+            self._failed(request, outcome)
+        else:
+            self._answered_later(request, outcome)
 
     def _answered_later(self, request: _InFlightRequest, reply: Any) -> None:
         """Record a delayed reply.
@@ -569,6 +624,21 @@ class Dispatch:
             version=version,
             reason=reason,
         )
+
+
+async def _encoded(reply: list[Buffer]) -> list[Buffer]:
+    return reply
+
+
+async def _decode_elsewhere(
+    route: Route,
+    frame: bytearray,
+    header: RequestHeader,
+    scope: TenantScope | None,
+    caller: Caller,
+) -> Any:
+    """Handle a request with a large body, which another thread decodes."""
+    return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
 
 
 def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:
