@@ -240,8 +240,8 @@ def _cpu_seconds(producer: Producer) -> float:
     return time.thread_time() - began
 
 
-def count_instructions() -> list[float]:
-    """Instructions of one request of each measured load, counted by callgrind."""
+def count_instructions(loads: Sequence[int]) -> list[float]:
+    """Instructions of one request of each of these LOADS, counted by callgrind."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
             "valgrind",
@@ -253,6 +253,8 @@ def count_instructions() -> list[float]:
             "-m",
             "bench.produce_path",
             "--serve",
+            "--loads",
+            *map(str, loads),
         ]
         # A fixed hash seed: dictionaries with other collisions need other numbers of instructions.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -260,7 +262,7 @@ def count_instructions() -> list[float]:
         # Parts with even numbers are the requests, those before them the preparations.
         return [
             _total(Path(folder, f"part.{2 * number + 2}")) / (COUNTED_BURSTS * BURST)
-            for number in range(len(LOADS))
+            for number in range(len(loads))
         ]
 
 
@@ -271,9 +273,9 @@ def _total(part: Path) -> int:
     return int(found[1])
 
 
-def _serve_all() -> None:
-    """Serve all loads, for callgrind."""
-    for shape, reads in LOADS:
+def _serve(loads: Sequence[int]) -> None:
+    """Serve the requests that callgrind counts."""
+    for shape, reads in (LOADS[number] for number in loads):
         producer = Producer(shape, reads=reads)
         producer.serve(producer.bursts(COUNTED_BURSTS // 2))
         bursts = producer.bursts(COUNTED_BURSTS)
@@ -285,17 +287,32 @@ def _serve_all() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="bench.produce_path")
     parser.add_argument("--instructions", action="store_true", help="count them with callgrind")
+    numbers = range(len(LOADS))
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        type=int,
+        choices=numbers,
+        default=list(numbers),
+        metavar="N",
+        help=f"rows of the table to measure, of 0 to {numbers[-1]} (default: all)",
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        _serve_all()
+        _serve(options.loads)
         return 0
     unit = "instructions" if options.instructions else "CPU us"
-    costs = count_instructions() if options.instructions else map(cpu_microseconds, LOADS)
+    loads = [LOADS[number] for number in options.loads]
+    costs = (
+        count_instructions(options.loads)
+        if options.instructions
+        else map(cpu_microseconds, loads)
+    )
     print(f"codec functions: {compiled.KERNEL}, Python {sys.version.split()[0]}")
     print(f"| Produce | requests per read | {unit} |")
     print("| --- | --- | --- |")
-    for (shape, reads), cost in zip(LOADS, costs, strict=True):
+    for (shape, reads), cost in zip(loads, costs, strict=True):
         print(f"| {shape.name} | {BURST // reads} | {cost:,.1f} |", flush=True)
     return 0
 

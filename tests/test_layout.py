@@ -93,7 +93,7 @@ MAY_IMPORT = {
         "gateway/settings", "gateway/protocol/wire", "gateway/cluster", ERRORS, BASICS, "storage",
     },
     "gateway/settings": set(),
-    "gateway/protocol/wire": {ERRORS, "storage"},
+    "gateway/protocol/wire": {ERRORS, "records", "storage"},
     FLOW_CONTROL: {BASICS},
     ERRORS: {"storage"},
     BASICS: {"storage"},

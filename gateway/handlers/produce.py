@@ -119,10 +119,12 @@ def _prepare_at_once(request: ProduceRequest, caller: Caller) -> list[Prepared] 
             partition, records = get_open_partition(name, sent.index), sent.records
             if partition is None or not records or partition.topic in RESERVED_TOPICS:
                 return None
-            try:
-                batch = check_batch(records, version)
-            except KafkaError:
-                return None
+            batch = sent.batch
+            if batch is None:
+                try:
+                    batch = check_batch(records, version)
+                except KafkaError:
+                    return None
             config = partition.config
             if (
                 config.compacts
@@ -304,7 +306,7 @@ async def _prepare_batch(
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
-        batch = check_batch(sent.records, caller.api_version)
+        batch = sent.batch or check_batch(sent.records, caller.api_version)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         check_size(len(sent.records), partition)

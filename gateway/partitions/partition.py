@@ -18,6 +18,7 @@ from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, start, when_ended
 from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import KafkaError, storage_error
+from gateway.protocol.wire import compiled
 from records import BatchHeader, stamp_batch
 from storage.log import (
     Buffer,
@@ -256,7 +257,10 @@ class Partition:
                 )
         base_offset, end_offset = log.next_offset, log.end_offset
         log_append_time = now if self.config.is_log_append_time else None
-        stamp_batch(records, base_offset, log.leader_epoch, log_append_time)
+        if log_append_time is not None or not compiled.stamp(
+            records, base_offset, log.leader_epoch
+        ):
+            stamp_batch(records, base_offset, log.leader_epoch, log_append_time)
         timestamp = batch.max_timestamp if log_append_time is None else log_append_time
         entry = Entry(
             base_offset,
