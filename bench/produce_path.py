@@ -305,9 +305,7 @@ def main() -> int:
     unit = "instructions" if options.instructions else "CPU us"
     loads = [LOADS[number] for number in options.loads]
     costs = (
-        count_instructions(options.loads)
-        if options.instructions
-        else map(cpu_microseconds, loads)
+        count_instructions(options.loads) if options.instructions else map(cpu_microseconds, loads)
     )
     print(f"codec functions: {compiled.KERNEL}, Python {sys.version.split()[0]}")
     print(f"| Produce | requests per read | {unit} |")

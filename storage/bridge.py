@@ -82,21 +82,15 @@ class SharedResult(Generic[T]):
 
     def succeed(self, result: T) -> None:
         self._result = result
-        self._release()
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            _release(waiting)
 
     def fail(self, failure: BaseException) -> None:
         self._failure = failure
-        self._release()
-
-    def _release(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for waiter in waiting:
-            # Deferred is an abstract base class: `isinstance` is slow for other types.
-            if type(waiter) is Deferred:
-                if not waiter.called:
-                    waiter.callback(None)
-            else:
-                waiter()
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            _release(waiting)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._waiting is not None:
@@ -133,6 +127,16 @@ class SharedResult(Generic[T]):
         if self._waiting is not None:
             raise TimeoutError
         return self._get()
+
+
+def _release(waiting: list[Deferred[None] | Callable[[], None]]) -> None:
+    for waiter in waiting:
+        # Deferred is an abstract base class: `isinstance` is slow for other types.
+        if type(waiter) is Deferred:
+            if not waiter.called:
+                waiter.callback(None)
+        else:
+            waiter()
 
 
 def sleep(clock: Clock, seconds: float) -> Deferred[None]:

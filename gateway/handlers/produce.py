@@ -196,11 +196,10 @@ def _queue_all(
 ) -> DelayedReply[ProduceResponse | None]:
     """Queue the appends of all partitions of a request that is not large."""
     now = caller.broker.now()
-    reply = QueuedAppends(request, ready, caller)
-    for one in ready:
-        reply.add(_queue(one, now, caller))
+    appends = [_queue(one, now, caller) for one in ready]
+    reply = QueuedAppends(request, ready, appends, caller)
     caller.traffic.produced(request, ready)
-    reply.wait_for_all()
+    reply.watch()
     return _delayed(request, reply, reply.timeout_response)
 
 
@@ -219,24 +218,32 @@ class QueuedAppends(SharedResult["ProduceResponse | None"]):
 
     __slots__ = ("_appends", "_caller", "_missing", "_ready", "_request")
 
-    def __init__(self, request: ProduceRequest, ready: list[Prepared], caller: Caller) -> None:
+    def __init__(
+        self,
+        request: ProduceRequest,
+        ready: list[Prepared],
+        appends: list[SharedResult[AppendResult] | KafkaError],
+        caller: Caller,
+    ) -> None:
+        """`appends` has the error if nothing was queued for a partition."""
         super().__init__()
         self._request = request
         self._ready = ready
+        self._appends = appends
         self._caller = caller
-        self._appends: list[SharedResult[AppendResult] | KafkaError] = []
-        # One more until `wait_for_all`.
-        self._missing = 1
+        self._missing = 0
 
-    def add(self, append: SharedResult[AppendResult] | KafkaError) -> None:
-        """Add the append of the next partition, or the error if nothing was queued."""
-        self._appends.append(append)
-        if not isinstance(append, KafkaError):
-            self._missing += 1
-            append.when_done(self.wait_for_all)
+    def watch(self) -> None:
+        """Wait for all appends."""
+        self._missing = len(self._appends) + 1
+        for append in self._appends:
+            if isinstance(append, KafkaError):
+                self._missing -= 1
+            else:
+                append.when_done(self._append_ended)
+        self._append_ended()
 
-    def wait_for_all(self) -> None:
-        """Called when an append has ended, and once when all are added."""
+    def _append_ended(self) -> None:
         self._missing -= 1
         if self._missing:
             return
@@ -508,6 +515,12 @@ def _row(
     outcome: AppendResult | BaseException,
     caller: Caller,
 ) -> PartitionProduced:
+    if isinstance(outcome, AppendResult) and not isinstance(ready, KafkaError):
+        partition = ready[0]
+        caller.broker.topics.save_if_due(partition)
+        return PartitionProduced(
+            index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
+        )
     if isinstance(outcome, KafkaError):
         code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
@@ -524,13 +537,7 @@ def _row(
         )
     if isinstance(outcome, BaseException):
         raise outcome
-    if isinstance(ready, KafkaError):
-        raise TypeError("rejected records were stored")
-    partition = ready[0]
-    caller.broker.topics.save_if_due(partition)
-    return PartitionProduced(
-        index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
-    )
+    raise TypeError("rejected records were stored")
 
 
 def _refuse_all(

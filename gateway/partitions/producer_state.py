@@ -82,6 +82,11 @@ class ProducerStateManager:
                 f"{topic_name} is the same topic as {producer.topic_name}",
             )
         last = producer.batches[-1]
+        expected = (last.last_sequence + 1) & 0x7FFFFFFF
+        if batch.base_sequence == expected and batch.producer_epoch == last.epoch:
+            # The common case. No batch that is remembered begins there: they hold far fewer than
+            # 2^31 records.
+            return None
         if batch.producer_epoch < last.epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -101,13 +106,10 @@ class ProducerStateManager:
                 and metadata.last_sequence == batch.last_sequence
             ):
                 return metadata
-        expected = (last.last_sequence + 1) & 0x7FFFFFFF
-        if batch.base_sequence != expected:
-            raise KafkaError(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"sequence is {batch.base_sequence}, expected {expected}",
-            )
-        return None
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"sequence is {batch.base_sequence}, expected {expected}",
+        )
 
     def append(
         self,

@@ -457,7 +457,8 @@ class Dispatch:
             request.deadline = self._broker.deadlines.callLater(
                 reply.timeout_seconds, self._timed_out, request, reply.on_timeout
             )
-        self._advance()
+        if not self._is_advancing:
+            self._advance()
 
     def _answered(self, request: _InFlightRequest, reply: Any) -> None:
         if self._complete(request, reply):
