@@ -49,7 +49,7 @@ MAY_IMPORT = {
         BASICS, "auth", "records", "storage", "storage/lmdb", "storage/pulsar",
     },
     "gateway/net": {
-        "gateway/protocol", "gateway/broker.py", "gateway/traffic", "gateway/settings",
+        "gateway/protocol", "gateway/protocol/wire", "gateway/broker.py", "gateway/traffic", "gateway/settings",
         FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/handlers": {

@@ -263,6 +263,14 @@ class QueuedAppends(SharedResult["ProduceResponse | None"]):
         return ProduceResponse(self._rows())
 
     def _rows(self) -> list[tuple[str | bytes, list[PartitionProduced]]]:
+        if len(self._appends) == 1 and len(self._request.topics) == 1:
+            # The common case.
+            (append,), (topic,) = self._appends, self._request.topics
+            outcome = append if isinstance(append, KafkaError) else append.outcome(PENDING)
+            index = topic.partitions[0].index
+            return [
+                (topic.topic, [_row(topic.topic, index, self._ready[0], outcome, self._caller)])
+            ]
         outcomes = [
             one if isinstance(one, KafkaError) else one.outcome(PENDING) for one in self._appends
         ]

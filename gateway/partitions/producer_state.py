@@ -146,13 +146,11 @@ class ProducerStateManager:
         # Reinsert at the end: the dictionary is ordered by last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
-        producer.batches.append(metadata)
+        batches = producer.batches
+        batches.append(metadata)
         # Keep the batches that may still fail, so that `rewind` finds the last durable one.
-        while (
-            len(producer.batches) > BATCHES_TO_RETAIN
-            and producer.batches[1].last_offset < durable_end
-        ):
-            del producer.batches[0]
+        while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
+            del batches[0]
         return producer
 
     def _evict(self, durable_end: int) -> None:

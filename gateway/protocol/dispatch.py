@@ -20,6 +20,8 @@ from struct import Struct
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+import msgspec
+
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
@@ -98,45 +100,27 @@ class ReplyTransport(Protocol):
         ...
 
 
-class _InFlightRequest:
+class _InFlightRequest(msgspec.Struct, eq=False):
     """A request that is not answered yet.
 
     `reply` is None until the request is answered, and empty if it has no reply. `usage` is None if
     its client has no quota.
     """
 
-    __slots__ = (
-        "api_key",
-        "began",
-        "cancel",
-        "correlation_id",
-        "deadline",
-        "is_appending",
-        "on_timeout",
-        "reply",
-        "route",
-        "size",
-        "stopwatch",
-        "throttle_ms",
-        "usage",
-        "version",
-    )
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.began = 0
-        self.api_key = -1
-        self.version = -1
-        self.correlation_id = 0
-        self.route: Route | None = None
-        self.reply: list[Buffer] | None = None
-        self.cancel: Cancel | None = None
-        self.is_appending = False
-        self.deadline: DelayedCall | None = None
-        self.on_timeout: Callable[[], Any] | None = None
-        self.usage: RequestUsage | None = None
-        self.stopwatch: RequestStopwatch | None = None
-        self.throttle_ms = 0
+    size: int
+    began: int = 0
+    api_key: int = -1
+    version: int = -1
+    correlation_id: int = 0
+    route: Route | None = None
+    reply: list[Buffer] | None = None
+    cancel: Cancel | None = None
+    is_appending: bool = False
+    deadline: DelayedCall | None = None
+    on_timeout: Callable[[], Any] | None = None
+    usage: RequestUsage | None = None
+    stopwatch: RequestStopwatch | None = None
+    throttle_ms: int = 0
 
 
 class Dispatch:
@@ -477,7 +461,11 @@ class Dispatch:
         It is sent in the next reactor turn: the store may be completing more appends in this one,
         and their replies are sent together.
         """
-        if self._complete(request, reply) and not self._is_advancing:
+        if (
+            self._complete(request, reply)
+            and not self._is_advancing
+            and not self._is_continuation_scheduled
+        ):
             self._continue_later()
 
     def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
@@ -527,7 +515,9 @@ class Dispatch:
                 return False
             request.reply = _reply(body, request.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
-        size = sum(map(len, request.reply))
+        size = 0
+        for buffer in request.reply:
+            size += len(buffer)
         self._ready_bytes += size
         self._traffic.request_answered(request, reply, size)
         return True
@@ -665,7 +655,7 @@ def _encode_counted(
 
 
 def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
-    size = sum(map(len, body))
+    size = len(body[0]) if len(body) == 1 else sum(map(len, body))
     if has_tagged_header:
         return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
     return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]

@@ -7,7 +7,11 @@ Without this module everything works the same, only slower. The input is untrust
 bounds-checked.
 """
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_FromStringAndSize,
+    PyByteArray_GET_SIZE,
+)
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -21,7 +25,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 cdef enum:
     HEADER_BYTES = 61
@@ -105,6 +109,30 @@ cdef bint length(Source* source, bint compact, bint is_long, int64_t* value) noe
 cdef text(Source* source, Py_ssize_t size):
     source.at += size
     return PyUnicode_DecodeUTF8(<const char*>source.bytes + source.at - size, size, NULL)
+
+
+def frames(chunk, Py_ssize_t limit):
+    """Return the whole frames at the start of `chunk`, and the position after them.
+
+    A length below 0 or above `limit` is left to the caller. See `gateway.net.framing`.
+    """
+    cdef Py_buffer buffer
+    cdef const unsigned char* p
+    cdef Py_ssize_t position = 0
+    cdef int32_t size
+    found = []
+    PyObject_GetBuffer(chunk, &buffer, PyBUF_SIMPLE)
+    try:
+        p = <const unsigned char*>buffer.buf
+        while buffer.len - position >= 4:
+            size = <int32_t>be32(p + position)
+            if size < 0 or size > limit or size > buffer.len - position - 4:
+                break
+            found.append(PyByteArray_FromStringAndSize(<const char*>p + position + 4, size))
+            position += 4 + size
+    finally:
+        PyBuffer_Release(&buffer)
+    return found, position
 
 
 def header(frame, first_flexible_version, make):

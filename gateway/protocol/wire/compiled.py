@@ -13,7 +13,7 @@ from typing import Any
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 3
+_INTERFACE = 4
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -23,6 +23,7 @@ def _unavailable(*_: object) -> None:
 
 
 batch: Callable[..., Any] = _unavailable
+frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
@@ -36,8 +37,9 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
-            batch, header, reply, request, stamp = (
+            batch, frames, header, reply, request, stamp = (
                 _plain.batch,
+                _plain.frames,
                 _plain.header,
                 _plain.reply,
                 _plain.request,
