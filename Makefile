@@ -40,8 +40,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-path bench-groups bench-shared \
-	bench-pulsar bench-traffic bench-logins bench-cluster slow legacy fingerprints tox clean spark picture \
-	bench-reports demo chaos fuzz
+	bench-pulsar bench-traffic bench-logins bench-cluster slow legacy fingerprints tox clean spark \
+	picture bench-reports demo chaos fuzz
 
 ## list the targets
 help:

@@ -136,7 +136,7 @@ def _release(waiting: list[Deferred[None] | Callable[[], None]]) -> None:
             if not waiter.called:
                 waiter.callback(None)
         else:
-            waiter()
+            waiter()  # type: ignore[operator]  # mypy does not exclude the Deferred
 
 
 def sleep(clock: Clock, seconds: float) -> Deferred[None]:

@@ -49,8 +49,8 @@ MAY_IMPORT = {
         BASICS, "auth", "records", "storage", "storage/lmdb", "storage/pulsar",
     },
     "gateway/net": {
-        "gateway/protocol", "gateway/protocol/wire", "gateway/broker.py", "gateway/traffic", "gateway/settings",
-        FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
+        "gateway/protocol", "gateway/broker.py", "gateway/traffic", "gateway/settings",
+        "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/handlers": {
         "gateway/protocol", "gateway/security", "gateway/fetch", "gateway/groups", "gateway/topics",

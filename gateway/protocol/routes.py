@@ -48,8 +48,8 @@ class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
     on_timeout: Callable[[], T] | None = None
 
     def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
         return self
-        yield  # which makes this a generator
 
 
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):
