@@ -39,9 +39,9 @@ endif
 PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar \
-	bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints tox clean \
-	spark picture bench-reports demo chaos fuzz restarts style types
+.PHONY: help serve pulsar test check lint format bench bench-path bench-groups bench-shared \
+	bench-pulsar bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints \
+	tox clean spark picture bench-reports demo chaos fuzz restarts style types
 
 ## list the targets
 help:
@@ -123,6 +123,10 @@ fuzz: $(VENV)/.test
 ## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
 bench: $(VENV)/.test
 	$(PY) -m bench $(ARGS)
+
+## benchmark one request without sockets: CPU time, or instructions (1 minute; ARGS: --help)
+bench-path: $(VENV)/.test
+	$(PY) -m bench.produce_path $(ARGS)
 
 ## benchmark 1,000 consumer groups of 4 members (2 minutes; ARGS: --help)
 bench-groups: $(VENV)/.test

@@ -20,6 +20,8 @@ setup(
         Extension(
             "gateway.protocol.wire._plain",
             ["gateway/protocol/wire/_plain.pyx"],
+            depends=["records/_crc32.h"],
+            include_dirs=["records"],
             extra_compile_args=["-O3"],
             optional=True,
         ),

@@ -6,6 +6,7 @@ The servers take turns at every step, and the table has medians over several rou
 - Fetch: the topic with one partition, by the current client as stored, by 0.10.2.2, which gets
   format 1, and by 0.9.0.1, which gets format 0.
 - A producer at a steady pace.
+- Produce with batches of one record, as applications send that wait for each record.
 
 With --beside, the gateway of another checkout takes Kafka's place: the same load on two versions.
 
@@ -48,7 +49,7 @@ DISK_BYTES_PER_BYTE = 1.3
 
 def main() -> int:
     options = _options()
-    load = RoundLoad(options.mib, options.codecs, options.partitions)
+    load = _load(options)
     figures: list[Measurement] = []
     servers: list[BenchServer] = []
     try:
@@ -74,11 +75,17 @@ def main() -> int:
             server.stop()
     comparisons = compare(figures, servers[0].name, servers[1].name)
     print(table(comparisons, "Kafka" if options.beside is None else servers[1].name))
-    if options.beside is None:
+    if options.beside is None and not options.only_small:
         _write(
             options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}."
         )
     return 0
+
+
+def _load(options: argparse.Namespace) -> RoundLoad:
+    return RoundLoad(
+        options.mib, options.codecs, options.partitions, options.small, options.only_small
+    )
 
 
 def _say(line: str) -> None:
@@ -106,6 +113,17 @@ def _options() -> argparse.Namespace:
         help="partitions of the topics; without 1 nothing is fetched (1,6)",
     )
     parser.add_argument(
+        "--small",
+        type=_partitions,
+        default="1,16",
+        help="partitions of the topics with batches of one record of 1 KiB and linger.ms=1 (1,16)",
+    )
+    parser.add_argument(
+        "--only-small",
+        action="store_true",
+        help="measure only those; the table is only printed",
+    )
+    parser.add_argument(
         "--collector",
         choices=COLLECTORS,
         default="g1",
@@ -125,7 +143,7 @@ def _options() -> argparse.Namespace:
         "printed (build its extension modules first: `python setup.py build_ext --inplace`)",
     )
     options = parser.parse_args()
-    load = RoundLoad(options.mib, options.codecs, options.partitions)
+    load = _load(options)
     warm_up_mib = len(load.codecs) * min(WarmUpLimits().mib, load.mib) * WarmUpLimits().limit
     needed = (
         int(2 * (options.rounds * load.mib_per_round() + warm_up_mib) * DISK_BYTES_PER_BYTE) << 20
@@ -159,7 +177,8 @@ def _codecs(text: str) -> tuple[str, ...]:
 def _conditions(options: argparse.Namespace) -> str:
     arguments = (
         f"--rounds {options.rounds} --mib {options.mib} --codecs {','.join(options.codecs)} "
-        f"--partitions {','.join(map(str, options.partitions))} --collector {options.collector}"
+        f"--partitions {','.join(map(str, options.partitions))} "
+        f"--small {','.join(map(str, options.small))} --collector {options.collector}"
     )
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench ARGS="{arguments}"`, Python '

@@ -21,6 +21,10 @@ RECORD_BYTES = 1024
 BATCH_BYTES = 16384
 LINGER_MS = 5
 
+SMALL_BATCH_BYTES = 1024
+"""With records of RECORD_BYTES each batch has one record."""
+SMALL_LINGER_MS = 1
+
 PACE = 2000
 """Records per second of the paced producer: few enough that its own queue adds no latency."""
 PACE_WARM_UP_SECONDS = 10
@@ -70,7 +74,15 @@ def create(
         admin.close()
 
 
-def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
+def produce(
+    bootstrap: str,
+    topic: str,
+    records: int,
+    codec: str,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+    linger_ms: int = LINGER_MS,
+) -> float:
     """Run kafka-producer-perf-test at full speed. Returns MiB of record values per second."""
     argv = java(
         TOOLS["kafka-producer-perf-test"],
@@ -81,8 +93,8 @@ def produce(bootstrap: str, topic: str, records: int, codec: str) -> float:
         "--producer-props",
         f"bootstrap.servers={bootstrap}",
         "acks=all",
-        f"linger.ms={LINGER_MS}",
-        f"batch.size={BATCH_BYTES}",
+        f"linger.ms={linger_ms}",
+        f"batch.size={batch_bytes}",
         f"compression.type={codec}",
         flags=JVM_FLAGS,
         log_level="ERROR",

@@ -33,6 +33,7 @@ PACED = f"produce at {clients.PACE} records/s"
 #: Estimates for the progress line: seconds to start a client, and MiB/s on two cores shared by
 #: client and server.
 _START_SECONDS, _PRODUCED, _FETCHED, _FETCHED_PACKED = 2.0, 17.0, 70.0, 25.0
+_PRODUCED_SMALL = 3.0
 
 
 class WarmUpLimits(msgspec.Struct, frozen=True):
@@ -45,18 +46,33 @@ class WarmUpLimits(msgspec.Struct, frozen=True):
     limit: int = 6
 
 
+#: MiB of record values in each topic of small batches: 16,384 batches.
+SMALL_MIB = 16
+
+
 class RoundLoad(msgspec.Struct, frozen=True):
-    """One round: topics of `mib` MiB of record values, for each codec and number of partitions."""
+    """One round: topics of `mib` MiB of record values, for each codec and number of partitions.
+
+    `small_partitions` are the numbers of partitions of topics with batches of one record; with
+    `only_small` nothing else is measured.
+    """
 
     mib: int
     codecs: tuple[str, ...]
     partitions: tuple[int, ...]
+    small_partitions: tuple[int, ...] = ()
+    only_small: bool = False
 
     def mib_per_round(self) -> int:
         """MiB that one server stores per round, before compression."""
+        small = SMALL_MIB * len(self.small_partitions)
+        if self.only_small:
+            return small
         topics = len(self.partitions) + (1 in self.partitions)
-        return self.mib * len(self.codecs) * topics + 2 * paced_record_count() * RECORD_BYTES // (
-            1 << 20
+        return (
+            small
+            + self.mib * len(self.codecs) * topics
+            + 2 * paced_record_count() * RECORD_BYTES // (1 << 20)
         )
 
 
@@ -85,6 +101,16 @@ def plan(servers: Sequence[BenchServer], rounds: int, load: RoundLoad) -> list[S
 
 
 def _round(number: int, servers: Sequence[BenchServer], load: RoundLoad) -> Iterator[Step]:
+    for partitions in load.small_partitions:
+        for server in servers:
+            yield _produce_small(server, f"bench-{number}-small-{partitions}", partitions)
+    if not load.only_small:
+        yield from _round_of_full_batches(number, servers, load)
+
+
+def _round_of_full_batches(
+    number: int, servers: Sequence[BenchServer], load: RoundLoad
+) -> Iterator[Step]:
     for codec in load.codecs:
         for partitions in load.partitions:
             for server in servers:
@@ -132,6 +158,28 @@ def _produce(
         return Measurement(row, codec, server.name, seconds * 1024 / mib, rate)
 
     return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / _PRODUCED, run)
+
+
+def _produce_small(server: BenchServer, topic: str, partitions: int) -> Step:
+    row = f"produce, 1 record per batch, {partitions} partition{'s' if partitions > 1 else ''}"
+
+    def run() -> Measurement:
+        clients.create(server.bootstrap, topic, partitions)
+        rate, seconds = _cpu_of(server, lambda: _send_small(server, topic))
+        return Measurement(row, "none", server.name, seconds * 1024 / SMALL_MIB, rate)
+
+    return Step(f"{row}, none, {server.name}", _START_SECONDS + SMALL_MIB / _PRODUCED_SMALL, run)
+
+
+def _send_small(server: BenchServer, topic: str) -> float:
+    return clients.produce(
+        server.bootstrap,
+        topic,
+        record_count(SMALL_MIB),
+        "none",
+        batch_bytes=clients.SMALL_BATCH_BYTES,
+        linger_ms=clients.SMALL_LINGER_MS,
+    )
 
 
 def _fetch(server: BenchServer, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
@@ -197,6 +245,11 @@ def warm_up(
     def one() -> float:
         number = next(passes)
         before = server.cpu_seconds()
+        if load.only_small:
+            topic = f"warm-{number}-small"
+            clients.create(server.bootstrap, topic, max(load.small_partitions))
+            _send_small(server, topic)
+            return (server.cpu_seconds() - before) * 1024 / SMALL_MIB
         for codec in load.codecs:
             _pass(server, f"warm-{number}-{codec}", mib, codec)
         return (server.cpu_seconds() - before) * 1024 / mib / len(load.codecs)

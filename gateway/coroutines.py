@@ -6,7 +6,7 @@ here and in the stores' bridges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
@@ -47,11 +47,11 @@ __all__ = [
     "call_later",
     "clock_seconds",
     "gather",
-    "has_fired",
     "shield",
     "shield_with_timeout",
     "sleep",
     "start",
+    "when_ended",
 ]
 
 
@@ -293,9 +293,25 @@ class TimeSlices:
 PENDING = RuntimeError("not finished yet")
 
 
-def has_fired(waiting: object) -> bool:
-    """Whether an awaited Deferred has its result already. False for other awaitables."""
-    return isinstance(waiting, Deferred) and bool(waiting.called)
+def when_ended(
+    waiting: Awaitable[T], done: Callable[[T], None], failed: Callable[[BaseException], None]
+) -> None:
+    """Call `done` with the result of a store's call, or `failed`; at once if it has ended.
+
+    Neither may raise. For a Deferred, which all stores return, it costs less than a coroutine.
+    """
+    if type(waiting) is Deferred:
+        waiting.addCallbacks(done, _pass_failure, errbackArgs=(failed,))
+    else:
+        start(_result_of(waiting), done, failed)
+
+
+def _pass_failure(failure: Failure, failed: Callable[[BaseException], None]) -> None:
+    failed(cast(BaseException, failure.value))
+
+
+async def _result_of(waiting: Awaitable[T]) -> T:
+    return await waiting
 
 
 async def shield(work: Coroutine[Any, Any, T]) -> T:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from storage.log import StorageFailed
 
 K = TypeVar("K")
+P = TypeVar("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ Linux's monotonic clock stops then.
 """
 
 
-class SharedResult(Awaitable[T]):
+class SharedResult(Generic[T]):
     """One result for any number of waiters.
 
     They continue in the order in which they began to wait.
@@ -59,32 +60,46 @@ class SharedResult(Awaitable[T]):
     __slots__ = ("_failure", "_result", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: list[Deferred[None]] | None = []
+        self._waiting: list[Deferred[None] | Callable[[], None]] | None = []
         self._result: T | None = None
         self._failure: BaseException | None = None
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call `call`, which must not raise, once there is a result; at once if there is one.
+
+        It costs a tenth of a coroutine that waits. `outcome` has the result.
+        """
+        if self._waiting is None:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def outcome(self, pending: P) -> T | BaseException | P:
+        """The result or the failure, or `pending` if there is none yet."""
+        if self._waiting is not None:
+            return pending
+        return cast(T, self._result) if self._failure is None else self._failure
+
     def succeed(self, result: T) -> None:
         self._result = result
-        self._release()
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            _release(waiting)
 
     def fail(self, failure: BaseException) -> None:
         self._failure = failure
-        self._release()
-
-    def _release(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.callback(None)
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            _release(waiting)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._waiting is not None:
             deferred: Deferred[None] = Deferred()
             self._waiting.append(deferred)
             yield from deferred.__await__()
-        return self._outcome()
+        return self._get()
 
-    def _outcome(self) -> T:
+    def _get(self) -> T:
         if self._failure is not None:
             raise self._failure
         return cast(T, self._result)
@@ -111,7 +126,17 @@ class SharedResult(Awaitable[T]):
                     self._waiting.remove(deferred)
         if self._waiting is not None:
             raise TimeoutError
-        return self._outcome()
+        return self._get()
+
+
+def _release(waiting: list[Deferred[None] | Callable[[], None]]) -> None:
+    for waiter in waiting:
+        # Deferred is an abstract base class: `isinstance` is slow for other types.
+        if type(waiter) is Deferred:
+            if not waiter.called:
+                waiter.callback(None)
+        else:
+            waiter()  # type: ignore[operator]  # mypy does not exclude the Deferred
 
 
 def sleep(clock: Clock, seconds: float) -> Deferred[None]:

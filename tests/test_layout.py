@@ -50,7 +50,7 @@ MAY_IMPORT = {
     },
     "gateway/net": {
         "gateway/protocol", "gateway/broker.py", "gateway/traffic", "gateway/settings",
-        FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
+        "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
     },
     "gateway/handlers": {
         "gateway/protocol", "gateway/security", "gateway/fetch", "gateway/groups", "gateway/topics",
@@ -93,7 +93,7 @@ MAY_IMPORT = {
         "gateway/settings", "gateway/protocol/wire", "gateway/cluster", ERRORS, BASICS, "storage",
     },
     "gateway/settings": set(),
-    "gateway/protocol/wire": {ERRORS, "storage"},
+    "gateway/protocol/wire": {ERRORS, "records", "storage"},
     FLOW_CONTROL: {BASICS},
     ERRORS: {"storage"},
     BASICS: {"storage"},

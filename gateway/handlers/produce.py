@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gateway.coroutines import PENDING, TaskGroup, TimeSlices, gather, sleep
+from gateway.coroutines import PENDING, SharedResult, TaskGroup, TimeSlices, sleep
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
@@ -83,6 +82,9 @@ MAX_OPENING_PARTITIONS = 100
 #: Errors of partitions that cannot be served at the moment.
 _RETRIED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR)
 
+#: Valid values of acks.
+_ACKS = frozenset({-1, 0, 1})
+
 #: Results of the appends of one request.
 AppendOutcomes = list[AppendResult | BaseException]
 
@@ -96,9 +98,52 @@ Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, st
 @serves(ApiKey.PRODUCE, 3, 13)
 def produce(
     request: ProduceRequest, caller: Caller
-) -> Coroutine[Any, Any, DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
+) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Append record batches."""
+    ready = _prepare_at_once(request, caller)
+    if ready is not None:
+        return _queue_all(request, ready, caller)
     return append_records(request, caller, _prepare_batch)
+
+
+def _prepare_at_once(request: ProduceRequest, caller: Caller) -> list[Prepared] | None:
+    """As `append_records` prepares the partitions, if each of them is open and its batch valid.
+
+    Returns None if anything has to be awaited, or to be refused.
+    """
+    if request.transactional_id is not None or request.acks not in _ACKS:
+        return None
+    is_unrestricted, version = caller.is_unrestricted, caller.api_version
+    get_open_partition = caller.broker.topics.get_open_partition
+    has_refused = bool(caller.broker.topics.refused_batches)
+    ready: list[Prepared] = []
+    for topic in request.topics:
+        name = topic.topic
+        if not (is_unrestricted or caller.may_use_topic(AclOperation.WRITE, name)):
+            return None
+        if len(ready) + len(topic.partitions) >= TURN_PARTITIONS:
+            return None
+        called = name if isinstance(name, str) else ""
+        for sent in topic.partitions:
+            partition, records = get_open_partition(name, sent.index), sent.records
+            if partition is None or not records or partition.topic in RESERVED_TOPICS:
+                return None
+            batch = sent.batch
+            if batch is None:
+                try:
+                    batch = check_batch(records, version)
+                except KafkaError:
+                    return None
+            config = partition.config
+            if (
+                config.compacts
+                or len(records) > config.max_message_bytes
+                or batch.is_transactional
+                or (batch.has_producer and (partition.recovery is not None or has_refused))
+            ):
+                return None
+            ready.append((partition, records, batch, called))
+    return ready
 
 
 async def append_records(
@@ -108,7 +153,7 @@ async def append_records(
 
     Everything that may block happens first; then all appends are queued together, in request order.
     """
-    if request.acks not in (-1, 0, 1):
+    if request.acks not in _ACKS:
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
         try:
@@ -144,19 +189,101 @@ async def append_records(
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
                 await sleep(caller.broker.clock, 0)
-    so_far: list[AppendResult | BaseException] = []
-    if len(ready) > TURN_PARTITIONS:
-        outcomes, so_far = await _append_in_turns(ready, caller)
-    else:
-        now = caller.broker.now()
-        outcomes = gather([_append(one, now, caller) for one in ready], so_far)
+    if len(ready) <= TURN_PARTITIONS:
+        return _queue_all(request, ready, caller)
+    outcomes, so_far = await _append_in_turns(ready, caller)
     caller.traffic.produced(request, ready)
-    reply = _response(request, ready, outcomes, caller)
+    return _delayed(
+        request,
+        _response(request, ready, outcomes, caller),
+        lambda: _timeout_response(request, ready, so_far, caller),
+    )
+
+
+def _queue_all(
+    request: ProduceRequest, ready: list[Prepared], caller: Caller
+) -> DelayedReply[ProduceResponse | None]:
+    """Queue the appends of all partitions of a request that is not large."""
+    now = caller.broker.now()
+    appends = [_queue(one, now, caller) for one in ready]
+    reply = QueuedAppends(request, ready, appends, caller)
+    caller.traffic.produced(request, ready)
+    reply.watch()
+    return _delayed(request, reply, reply.timeout_response)
+
+
+def _delayed(
+    request: ProduceRequest,
+    reply: Coroutine[Any, Any, ProduceResponse | None] | SharedResult[ProduceResponse | None],
+    on_timeout: Callable[[], ProduceResponse | None],
+) -> DelayedReply[ProduceResponse | None]:
     if request.acks == 0 or request.timeout_ms <= 0:
         return DelayedReply(reply)
-    return DelayedReply(
-        reply, request.timeout_ms / 1000, partial(_timeout_response, request, ready, so_far, caller)
-    )
+    return DelayedReply(reply, request.timeout_ms / 1000, on_timeout)
+
+
+class QueuedAppends(SharedResult["ProduceResponse | None"]):
+    """The queued appends of a request, and its reply once the last of them has ended."""
+
+    __slots__ = ("_appends", "_caller", "_missing", "_ready", "_request")
+
+    def __init__(
+        self,
+        request: ProduceRequest,
+        ready: list[Prepared],
+        appends: list[SharedResult[AppendResult] | KafkaError],
+        caller: Caller,
+    ) -> None:
+        """`appends` has the error if nothing was queued for a partition."""
+        super().__init__()
+        self._request = request
+        self._ready = ready
+        self._appends = appends
+        self._caller = caller
+        self._missing = 0
+
+    def watch(self) -> None:
+        """Wait for all appends."""
+        self._missing = len(self._appends) + 1
+        for append in self._appends:
+            if isinstance(append, KafkaError):
+                self._missing -= 1
+            else:
+                append.when_done(self._append_ended)
+        self._append_ended()
+
+    def _append_ended(self) -> None:
+        self._missing -= 1
+        if self._missing:
+            return
+        try:
+            response = _respond(self._request, self._rows(), self._caller)
+        except Exception as failure:  # noqa: BLE001 - raised to the caller
+            self.fail(failure)
+        else:
+            self.succeed(response)
+
+    def timeout_response(self) -> ProduceResponse:
+        """The response after timeout_ms, while appends continue (Kafka's DelayedProduce).
+
+        Appends that have finished are reported as stored, the others as REQUEST_TIMED_OUT. Kafka
+        waits only with acks=-1, for replicas; the gateway also waits for the store with acks=1.
+        """
+        return _reply(self._rows(), self._caller)
+
+    def _rows(self) -> list[tuple[str | bytes, list[PartitionProduced]]]:
+        if len(self._appends) == 1 and len(self._request.topics) == 1:
+            # The common case.
+            (append,), (topic,) = self._appends, self._request.topics
+            outcome = append if isinstance(append, KafkaError) else append.outcome(PENDING)
+            index = topic.partitions[0].index
+            return [
+                (topic.topic, [_row(topic.topic, index, self._ready[0], outcome, self._caller)])
+            ]
+        outcomes = [
+            one if isinstance(one, KafkaError) else one.outcome(PENDING) for one in self._appends
+        ]
+        return _rows(self._request, self._ready, outcomes, self._caller)
 
 
 def _refusal(topic: str | bytes, caller: Caller) -> KafkaError | None:
@@ -207,7 +334,7 @@ async def _prepare_batch(
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
-        batch = check_batch(sent.records, caller.api_version)
+        batch = sent.batch or check_batch(sent.records, caller.api_version)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         check_size(len(sent.records), partition)
@@ -339,21 +466,26 @@ def check_size(size: int, partition: Partition) -> None:
         )
 
 
-def _append(ready: Prepared, now: int, caller: Caller) -> Coroutine[Any, Any, AppendResult]:
+def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResult] | KafkaError:
+    """Queue the append of one partition, or return the error."""
     if isinstance(ready, KafkaError):
-        return _fail(ready)
+        clear_frames(ready)
+        return ready
     partition, records, checked, called = ready
     try:
         if isinstance(checked, BatchHeader):
-            return partition.append_batch(records, checked, now, called)
-        return partition.append_message_set(records, checked, now, caller.run)
+            return partition.queue_batch(records, checked, now, called)
+        return partition.queue_message_set(records, checked, now, caller.run)
     except KafkaError as failure:
-        return _fail(failure)
+        clear_frames(failure)
+        return failure
 
 
-async def _fail(failure: KafkaError) -> AppendResult:
-    clear_frames(failure)
-    raise failure
+async def _append(ready: Prepared, now: int, caller: Caller) -> AppendResult:
+    queued = _queue(ready, now, caller)
+    if isinstance(queued, KafkaError):
+        raise queued
+    return await queued
 
 
 async def _response(
@@ -362,10 +494,15 @@ async def _response(
     outcomes: Coroutine[Any, Any, AppendOutcomes],
     caller: Caller,
 ) -> ProduceResponse | None:
-    if len(ready) > TURN_PARTITIONS:
-        rows = await _rows_in_turns(request, ready, await outcomes, caller)
-    else:
-        rows = _rows(request, ready, await outcomes, caller)
+    """The response to a large request."""
+    return _respond(request, await _rows_in_turns(request, ready, await outcomes, caller), caller)
+
+
+def _respond(
+    request: ProduceRequest,
+    rows: list[tuple[str | bytes, list[PartitionProduced]]],
+    caller: Caller,
+) -> ProduceResponse | None:
     if request.acks == 0:
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:
@@ -388,12 +525,8 @@ def _timeout_response(
     so_far: list[AppendResult | BaseException],
     caller: Caller,
 ) -> ProduceResponse | None:
-    """The response after timeout_ms, while appends continue (Kafka's DelayedProduce).
-
-    Appends that have finished are reported as stored, the others as REQUEST_TIMED_OUT. Kafka waits
-    only with acks=-1, for replicas; the gateway also waits for the store with acks=1.
-    """
-    return _reply(_rows(request, ready, so_far or [PENDING] * len(ready), caller), caller)
+    """As `QueuedAppends.timeout_response`, for a large request."""
+    return _reply(_rows(request, ready, so_far, caller), caller)
 
 
 def _rows(
@@ -437,6 +570,12 @@ def _row(
     outcome: AppendResult | BaseException,
     caller: Caller,
 ) -> PartitionProduced:
+    if isinstance(outcome, AppendResult) and not isinstance(ready, KafkaError):
+        partition = ready[0]
+        caller.broker.topics.save_if_due(partition)
+        return PartitionProduced(
+            index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
+        )
     if isinstance(outcome, KafkaError):
         code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
         caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
@@ -459,13 +598,7 @@ def _row(
         )
     if isinstance(outcome, BaseException):
         raise outcome
-    if isinstance(ready, KafkaError):
-        raise TypeError("rejected records were stored")
-    partition = ready[0]
-    caller.broker.topics.save_if_due(partition)
-    return PartitionProduced(
-        index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
-    )
+    raise TypeError("rejected records were stored")
 
 
 def _refuse_all(

@@ -129,6 +129,7 @@ class KafkaConnection(Protocol):
         )
         self.opened = self.last_active = self._clock.seconds()
         self._frame_started_at: float | None = None
+        self._has_partial_frame = False
         self._closing_since: float | None = None
         self._is_tls = self._awaits_handshake = False
         self._is_closing = False
@@ -157,7 +158,9 @@ class KafkaConnection(Protocol):
             self._frame_started_at = None
         elif frames or self._frame_started_at is None:
             self._frame_started_at = self.last_active
-        self._count_partial_frame(partial_bytes, has_begun=bool(frames))
+        if partial_bytes or self._has_partial_frame:
+            self._has_partial_frame = partial_bytes > 0
+            self._count_partial_frame(partial_bytes, has_begun=bool(frames))
         if frames:
             was_ready = self.session.is_ready
             self._dispatch.frames_received(frames)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from struct import Struct
 
 from gateway.protocol.errors import Refused
+from gateway.protocol.wire import compiled
 
 _LENGTH = Struct(">i")
 
@@ -49,8 +50,14 @@ class FrameSplitter:
         Raises Refused if a length is negative or above the limit.
         """
         frames: list[bytearray] = []
+        position, end = 0, len(chunk)
+        if not self._remaining and not self._prefix:
+            whole = compiled.frames(chunk, self.limit)
+            if whole is not None:
+                frames, position = whole
+                if position == end:
+                    return frames
         view = memoryview(chunk)
-        position, end = 0, len(view)
         while position < end:
             if self._remaining:
                 taken = min(self._remaining, end - position)

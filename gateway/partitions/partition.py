@@ -1,7 +1,7 @@
 """One partition led by this gateway: assigns offsets, appends batches, tracks producer sequences.
 
-A batch is queued synchronously, so that offsets follow the order of the calls. The returned
-coroutine waits until the batch is durable.
+A batch is queued synchronously, so that offsets follow the order of the calls. Its result is there
+when the batch is durable.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateway.configs.topic_configs import TopicConfig
-from gateway.coroutines import SharedResult, has_fired, start
-from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
+from gateway.coroutines import SharedResult, start, when_ended
+from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import KafkaError, storage_error
+from gateway.protocol.wire import compiled
 from records import BatchHeader, stamp_batch
 from storage.log import (
     Buffer,
@@ -57,24 +58,67 @@ RunInThread = Callable[..., Awaitable[Any]]
 class _QueuedAppend:
     """An append waiting for a message set before it to be repacked.
 
-    `queue` appends it to the log and returns a coroutine that waits for durability.
+    `queue` appends it to the log and returns its result, once it is durable.
     """
 
-    queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
+    queue: Callable[[], Awaitable[SharedResult[AppendResult]]]
     result: SharedResult[AppendResult] = field(default_factory=SharedResult)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlightBatch:
-    """An in-flight batch of an idempotent producer.
+class _InFlightAppend(SharedResult[AppendResult]):
+    """An append that the log has not acknowledged, and then its result.
 
-    `end_offset` is the log end offset before the batch was queued.
+    `queued` is the result if the log keeps the offsets. `batch` is that of an idempotent producer,
+    else None; `end_offset` is the log end offset before it was queued.
     """
 
-    batch: BatchHeader
-    now: int
-    end_offset: int
-    shared: SharedResult[AppendResult] = field(default_factory=SharedResult)
+    __slots__ = ("_now", "_partition", "_queued", "_size", "batch", "end_offset")
+
+    def __init__(
+        self,
+        partition: Partition,
+        queued: AppendResult,
+        size: int,
+        batch: BatchHeader | None,
+        now: int,
+        end_offset: int,
+    ) -> None:
+        super().__init__()
+        self._partition = partition
+        self._queued = queued
+        self._size = size
+        self.batch = batch
+        self._now = now
+        self.end_offset = end_offset
+
+    def stored(self, assigned: int | None) -> None:
+        """The append is durable, at the offset `assigned` if the log assigns offsets itself."""
+        partition, result, batch = self._partition, self._queued, self.batch
+        partition.unsaved_bytes += self._size
+        partition.unsaved_batches += 1
+        if assigned is not None:
+            result = AppendResult(assigned, result.log_append_time)
+        if batch is not None:
+            queued_offset = self._queued.base_offset
+            if assigned is not None:
+                partition.producers.confirm(
+                    batch, queued_offset, assigned, result.log_append_time, self._now
+                )
+            partition.in_flight.pop(queued_offset, None)
+        self.succeed(result)
+
+    def refused(self, failure: BaseException) -> None:
+        """Only this append: earlier ones may still be stored, and later ones fail on their own."""
+        partition, batch, queued_offset = self._partition, self.batch, self._queued.base_offset
+        if batch is not None:
+            partition.producers.remove_failed(batch.producer_id, queued_offset)
+        error = failure
+        if isinstance(failure, StorageError):
+            error = partition.handle_storage_error(failure)
+            error.__cause__ = failure
+        if batch is not None and not isinstance(failure, Fenced | LogClosed):
+            partition.in_flight.pop(queued_offset, None)
+        self.fail(error)
 
 
 @dataclass(slots=True)
@@ -100,10 +144,10 @@ class Partition:
     __slots__ = (
         "_empty_ranges",
         "_has_resigned",
-        "_in_flight",
         "_on_fenced",
         "_queued_appends",
         "config",
+        "in_flight",
         "index",
         "log",
         "producers",
@@ -136,7 +180,7 @@ class Partition:
         # In-flight batches of idempotent producers by the offset at which they were queued, oldest
         # first. A retry waits for the first attempt. A batch with an unknown outcome stays, so that
         # snapshots do not skip it.
-        self._in_flight: dict[int, _InFlightBatch] = {}
+        self.in_flight: dict[int, _InFlightAppend] = {}
         # The large message set being repacked and the appends after it. Nothing may overtake it,
         # since its offsets are part of the packed data.
         self._queued_appends: deque[_QueuedAppend] = deque()
@@ -181,9 +225,15 @@ class Partition:
     def append_batch(
         self, records: memoryview, batch: BatchHeader, now: int, topic_name: str = ""
     ) -> Coroutine[Any, Any, AppendResult]:
-        """Queue a checked v2 batch; the coroutine returns when it is durable.
+        """As `queue_batch`; the coroutine returns when the batch is durable."""
+        return self.queue_batch(records, batch, now, topic_name).wait()
 
-        KafkaError is raised immediately or by the coroutine. `topic_name` is the name that the
+    def queue_batch(
+        self, records: memoryview, batch: BatchHeader, now: int, topic_name: str = ""
+    ) -> SharedResult[AppendResult]:
+        """Queue a checked v2 batch; it has a result when it is durable.
+
+        KafkaError is raised immediately or is the result. `topic_name` is the name that the
         producer uses for the topic, if known.
         """
         if self._queued_appends:
@@ -192,22 +242,27 @@ class Partition:
 
     async def _queue_batch(
         self, records: memoryview, batch: BatchHeader, now: int, topic_name: str
-    ) -> Coroutine[Any, Any, AppendResult]:
+    ) -> SharedResult[AppendResult]:
         return self._append_batch(records, batch, now, topic_name)
 
     def _append_batch(
         self, records: memoryview, batch: BatchHeader, now: int, topic_name: str
-    ) -> Coroutine[Any, Any, AppendResult]:
-        if batch.has_producer:
+    ) -> SharedResult[AppendResult]:
+        log, has_producer = self.log, batch.has_producer
+        if has_producer:
             duplicate = self.producers.check(batch, topic_name)
             if duplicate is not None:
-                # Look it up now: when the coroutine runs, the first attempt may have failed and
-                # been removed.
-                first = self._in_flight.get(duplicate.base_offset)
-                return _duplicate_result(duplicate, None if first is None else first.shared)
-        base_offset, end_offset = self.log.next_offset, self.log.end_offset
+                # The result of the first attempt, once it is durable.
+                first = self.in_flight.get(duplicate.base_offset)
+                return first or _ended(
+                    AppendResult(duplicate.base_offset, duplicate.log_append_time)
+                )
+        base_offset, end_offset = log.next_offset, log.end_offset
         log_append_time = now if self.config.is_log_append_time else None
-        stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
+        if log_append_time is not None or not compiled.stamp(
+            records, base_offset, log.leader_epoch
+        ):
+            stamp_batch(records, base_offset, log.leader_epoch, log_append_time)
         timestamp = batch.max_timestamp if log_append_time is None else log_append_time
         entry = Entry(
             base_offset,
@@ -216,31 +271,36 @@ class Partition:
             records,
         )
         result = AppendResult(base_offset, -1 if log_append_time is None else log_append_time)
-        waiting = self.log.append((entry,))
-        if not batch.has_producer:
-            return self._finish(waiting, result, len(records))
-        self.producers.append(
-            batch, base_offset, result.log_append_time, self.log.end_offset, now, topic_name
+        waiting = log.append((entry,))
+        in_flight = _InFlightAppend(
+            self, result, len(records), batch if has_producer else None, now, end_offset
         )
-        in_flight = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
-        finishing = self._finish(waiting, result, len(records), in_flight)
-        if not has_fired(waiting):
-            return finishing
-        # If the log has already refused the batch, its state must be removed before the next batch
-        # is checked, not when the caller awaits the result.
-        start(finishing, _ignore_outcome, _ignore_outcome)
-        return in_flight.shared.wait()
+        if has_producer:
+            self.producers.append(
+                batch, base_offset, result.log_append_time, log.end_offset, now, topic_name
+            )
+            self.in_flight[base_offset] = in_flight
+        # If the log has already refused the batch, its state is removed here, before the next
+        # batch is checked.
+        when_ended(waiting, in_flight.stored, in_flight.refused)
+        return in_flight
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
     ) -> Coroutine[Any, Any, AppendResult]:
-        """Queue a checked message set of format 0 or 1, as `append_batch`.
+        """As `queue_message_set`; the coroutine returns when the set is durable."""
+        return self.queue_message_set(records, checked, now, run).wait()
+
+    def queue_message_set(
+        self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
+    ) -> SharedResult[AppendResult]:
+        """Queue a checked message set of format 0 or 1, as `queue_batch`.
 
         An empty set is accepted and appends nothing, as in Kafka. If `run` is given, a large set is
         packed on another thread.
         """
         if not checked.count:
-            return _empty_append()
+            return _ended(AppendResult(-1, -1))
         is_large = (
             run is not None
             and checked.repack
@@ -266,7 +326,7 @@ class Partition:
 
     async def _queue_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None
-    ) -> Coroutine[Any, Any, AppendResult]:
+    ) -> SharedResult[AppendResult]:
         while True:
             base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
             if run is None:
@@ -278,13 +338,13 @@ class Partition:
             # An earlier in-flight append failed meanwhile and its offsets were reassigned: repack.
 
     def _enqueue_append(
-        self, queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
-    ) -> Coroutine[Any, Any, AppendResult]:
+        self, queue: Callable[[], Awaitable[SharedResult[AppendResult]]]
+    ) -> SharedResult[AppendResult]:
         queued = _QueuedAppend(queue)
         self._queued_appends.append(queued)
         if len(self._queued_appends) == 1:
             start(self._drain_queue(), _ignore_result, _reraise)
-        return queued.result.wait()
+        return queued.result
 
     async def _drain_queue(self) -> None:
         """Append queued batches in order until the queue is empty."""
@@ -295,7 +355,7 @@ class Partition:
             except Exception as failure:  # noqa: BLE001 - raised to the caller of that append
                 queued.result.fail(failure)
             else:
-                start(waiting, queued.result.succeed, queued.result.fail)
+                start(waiting.wait(), queued.result.succeed, queued.result.fail)
             self._queued_appends.popleft()
 
     def _append_set(
@@ -305,7 +365,7 @@ class Partition:
         base_offset: int,
         log_append_time: int | None,
         now: int,
-    ) -> Coroutine[Any, Any, AppendResult]:
+    ) -> SharedResult[AppendResult]:
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
         # If no record has a timestamp, retention counts from now, as Kafka uses the modification
         # time of the segment file.
@@ -316,45 +376,16 @@ class Partition:
             stamped,
         )
         waiting = self.log.append((entry,))
-        return self._finish(
-            waiting,
+        in_flight = _InFlightAppend(
+            self,
             AppendResult(base_offset, -1 if log_append_time is None else log_append_time),
             len(stamped),
+            None,
+            now,
+            base_offset,
         )
-
-    async def _finish(
-        self, waiting: Any, result: AppendResult, size: int, in_flight: _InFlightBatch | None = None
-    ) -> AppendResult:
-        queued_offset = result.base_offset
-        try:
-            assigned: int | None = await waiting
-        except Exception as failure:
-            # Only this batch: earlier batches may still be stored, and later ones fail on their
-            # own.
-            if in_flight is not None:
-                self.producers.remove_failed(in_flight.batch.producer_id, queued_offset)
-            error = (
-                self.handle_storage_error(failure) if isinstance(failure, StorageError) else failure
-            )
-            if in_flight is not None:
-                if not isinstance(failure, Fenced | LogClosed):
-                    self._in_flight.pop(queued_offset, None)
-                in_flight.shared.fail(error)
-            if error is failure:
-                raise
-            raise error from failure
-        self.unsaved_bytes += size
-        self.unsaved_batches += 1
-        if assigned is not None:
-            result = AppendResult(assigned, result.log_append_time)
-        if in_flight is not None:
-            if assigned is not None:
-                self.producers.confirm(
-                    in_flight.batch, queued_offset, assigned, result.log_append_time, in_flight.now
-                )
-            self._in_flight.pop(queued_offset, None)
-            in_flight.shared.succeed(result)
-        return result
+        when_ended(waiting, in_flight.stored, in_flight.refused)
+        return in_flight
 
     def snapshot(self) -> bytes:
         """Return the producer state, readable by `ProducerStateManager.load`.
@@ -364,7 +395,7 @@ class Partition:
         acknowledged, and it may be stored even if its acknowledgement failed.
         """
         end_offset = replay_from = self.log.end_offset
-        oldest = next(iter(self._in_flight.values()), None)
+        oldest = next(iter(self.in_flight.values()), None)
         if oldest is not None:
             replay_from = min(replay_from, oldest.end_offset)
         if self.recovery is not None:
@@ -402,26 +433,16 @@ class Partition:
         )
 
 
-async def _duplicate_result(
-    duplicate: BatchMetadata, first: SharedResult[AppendResult] | None
-) -> AppendResult:
-    """Return the result of the first attempt once it is durable."""
-    if first is not None:
-        return await first
-    return AppendResult(duplicate.base_offset, duplicate.log_append_time)
+def _ended(result: AppendResult) -> SharedResult[AppendResult]:
+    """A result that is there already."""
+    ended: SharedResult[AppendResult] = SharedResult()
+    ended.succeed(result)
+    return ended
 
 
 def _ignore_result(_: None) -> None:
     return
 
 
-def _ignore_outcome(_: object) -> None:
-    """Ignore the outcome; waiters get it from `_InFlightBatch.shared`."""
-
-
 def _reraise(failure: BaseException) -> None:
     raise failure
-
-
-async def _empty_append() -> AppendResult:
-    return AppendResult(-1, -1)

@@ -85,6 +85,11 @@ class ProducerStateManager:
                 f"{topic_name} is the same topic as {producer.topic_name}",
             )
         last = producer.batches[-1]
+        expected = (last.last_sequence + 1) & 0x7FFFFFFF
+        if batch.base_sequence == expected and batch.producer_epoch == last.epoch:
+            # The common case. No batch that is remembered begins there: they hold far fewer than
+            # 2^31 records.
+            return None
         if batch.producer_epoch < last.epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -104,13 +109,10 @@ class ProducerStateManager:
                 and metadata.last_sequence == batch.last_sequence
             ):
                 return metadata
-        expected = (last.last_sequence + 1) & 0x7FFFFFFF
-        if batch.base_sequence != expected:
-            raise KafkaError(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"sequence is {batch.base_sequence}, expected {expected}",
-            )
-        return None
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"sequence is {batch.base_sequence}, expected {expected}",
+        )
 
     def append(
         self,
@@ -147,13 +149,11 @@ class ProducerStateManager:
         # Reinsert at the end: the dictionary is ordered by last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
-        producer.batches.append(metadata)
+        batches = producer.batches
+        batches.append(metadata)
         # Keep the batches that may still fail, so that `rewind` finds the last durable one.
-        while (
-            len(producer.batches) > BATCHES_TO_RETAIN
-            and producer.batches[1].last_offset < durable_end
-        ):
-            del producer.batches[0]
+        while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
+            del batches[0]
         return producer
 
     def _evict(self, durable_end: int) -> None:

@@ -14,16 +14,18 @@ field, and its connection is muted (`gateway.protocol.mute`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from struct import Struct
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+import msgspec
+
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, CancelledError, DelayedCall, start
+from gateway.coroutines import Cancel, CancelledError, DelayedCall, SharedResult, start
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
@@ -39,6 +41,7 @@ from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
+from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
@@ -97,43 +100,26 @@ class ReplyTransport(Protocol):
         ...
 
 
-class _InFlightRequest:
+class _InFlightRequest(msgspec.Struct, eq=False):
     """A request that is not answered yet.
 
     `reply` is None until the request is answered, and empty if it has no reply. `usage` is None if
     its client has no quota.
     """
 
-    __slots__ = (
-        "api_key",
-        "began",
-        "cancel",
-        "correlation_id",
-        "deadline",
-        "is_appending",
-        "reply",
-        "route",
-        "size",
-        "stopwatch",
-        "throttle_ms",
-        "usage",
-        "version",
-    )
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.began = 0
-        self.api_key = -1
-        self.version = -1
-        self.correlation_id = 0
-        self.route: Route | None = None
-        self.reply: list[Buffer] | None = None
-        self.cancel: Cancel | None = None
-        self.is_appending = False
-        self.deadline: DelayedCall | None = None
-        self.usage: RequestUsage | None = None
-        self.stopwatch: RequestStopwatch | None = None
-        self.throttle_ms = 0
+    size: int
+    began: int = 0
+    api_key: int = -1
+    version: int = -1
+    correlation_id: int = 0
+    route: Route | None = None
+    reply: list[Buffer] | None = None
+    cancel: Cancel | None = None
+    is_appending: bool = False
+    deadline: DelayedCall | None = None
+    usage: RequestUsage | None = None
+    stopwatch: RequestStopwatch | None = None
+    throttle_ms: int = 0
 
 
 class Dispatch:
@@ -173,6 +159,7 @@ class Dispatch:
         self._is_close_requested = False
         self._is_waiting_reported = False
         self._client_usage: ClientUsage | None = None
+        self._last_caller: Caller | None = None
         self._mute = Mute(broker.clock, flow, self._advance)
 
     @property
@@ -302,9 +289,28 @@ class Dispatch:
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
-        work: Coroutine[Any, Any, Any] = self._serve(frame, request)
+        work: Any
         if self._broker.client_quotas.limits_time:
-            work = request.stopwatch = RequestStopwatch(work)
+            work = request.stopwatch = RequestStopwatch(self._serve(frame, request))
+        elif not self._session.is_ready:
+            work = self._serve(frame, request)
+        else:
+            refusal = None
+            try:
+                work = self._handle(frame, request)
+            except Exception as failure:  # noqa: BLE001 - as of a coroutine
+                refusal = failure
+            if refusal is not None:
+                # The failure's traceback refers to this frame, which must not refer back to it.
+                try:
+                    self._failed(request, refusal)
+                finally:
+                    del refusal
+                return
+            if isinstance(work, DelayedReply):
+                # The common case of Produce.
+                self._served(request, work)
+                return
         request.cancel = start(
             work,
             partial(self._served, request),
@@ -321,8 +327,7 @@ class Dispatch:
         `request.route` encodes the reply. If it is None, the reply consists of buffers already.
         """
         session = self._session
-        is_ready = session.is_ready
-        if not is_ready:
+        if not session.is_ready:
             if session.is_gssapi_token(frame):
                 self._traffic.bare_gssapi_received()
                 if not session.offers_gssapi:
@@ -338,6 +343,12 @@ class Dispatch:
                     self._listener,
                 )
                 return [] if answer is None else [_SIZE.pack(len(answer)), answer]
+        return await self._handle(frame, request)
+
+    def _handle(self, frame: bytearray, request: _InFlightRequest) -> Awaitable[Any]:
+        """Pass a request to its handler. Returns what the handler returns."""
+        session = self._session
+        is_ready = session.is_ready
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         request.api_key, request.version, request.correlation_id = (
             header.api_key,
@@ -351,13 +362,32 @@ class Dispatch:
         if route is None:
             unsupported = UNSUPPORTED_VERSION_REPLIES.get(header.api_key)
             if unsupported is not None:
-                return _reply([*unsupported()], header.correlation_id, False)
+                return _encoded(_reply([*unsupported()], header.correlation_id, False))
             raise Refused("unsupported API or version")
         if is_ready and self._broker.client_quotas.is_active:
             request.usage = self._usage(header, len(frame), request.stopwatch)
+        caller = self._caller(header, request)
+        if route.refuse_items is not None and not self._broker.controller.is_local:
+            return forward(route, header, frame, caller)
+        if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
+            return route.handler(decode(route, frame, header, session.scope), caller)
+        return _decode_elsewhere(route, frame, header, session.scope, caller)
+
+    def _caller(self, header: RequestHeader, request: _InFlightRequest) -> Caller:
+        """Return the context of a request; that of the last request if it is the same."""
+        last = self._last_caller
+        if (
+            last is not None
+            and last.api_key == header.api_key
+            and last.api_version == header.api_version
+            and last.client_id == header.client_id
+            and request.usage is None
+            and request.stopwatch is None
+        ):
+            return last
         caller = Caller(
             self._broker,
-            session,
+            self._session,
             self._peer,
             self._listener,
             header.api_version,
@@ -368,12 +398,11 @@ class Dispatch:
             request.usage,
             request.stopwatch,
         )
-        if route.refuse_items is not None and not self._broker.controller.is_local:
-            return await forward(route, header, frame, caller)
-        scope = session.scope
-        if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
-            return await route.handler(decode(route, frame, header, scope), caller)
-        return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
+        is_kept = request.usage is None and request.stopwatch is None
+        # A client id may have 32 KiB.
+        if is_kept and len(header.client_id or "") <= MAX_KEPT_CHARS:
+            self._last_caller = caller
+        return caller
 
     def _usage(
         self, header: RequestHeader, size: int, stopwatch: RequestStopwatch | None
@@ -406,16 +435,28 @@ class Dispatch:
         # Queued appends are stored even if the peer disconnects, so this wait is never cancelled.
         request.cancel = None
         request.is_appending = not self._is_closed
-        start(reply.reply, partial(self._answered_later, request), partial(self._failed, request))
+        later = reply.reply
+        if isinstance(later, SharedResult):
+            later.when_done(partial(self._appended, request, later))
+        else:
+            start(later, partial(self._answered_later, request), partial(self._failed, request))
         if reply.timeout_seconds is not None and request.reply is None:
             request.deadline = self._broker.deadlines.callLater(
                 reply.timeout_seconds, self._timed_out, request, reply.on_timeout
             )
-        self._advance()
+        if not self._is_advancing:
+            self._advance()
 
     def _answered(self, request: _InFlightRequest, reply: Any) -> None:
         if self._complete(request, reply):
             self._advance()
+
+    def _appended(self, request: _InFlightRequest, reply: SharedResult[Any]) -> None:
+        outcome = reply.outcome(None)
+        if isinstance(outcome, BaseException):
+            self._failed(request, outcome)
+        else:
+            self._answered_later(request, outcome)
 
     def _answered_later(self, request: _InFlightRequest, reply: Any) -> None:
         """Record a delayed reply.
@@ -423,7 +464,11 @@ class Dispatch:
         It is sent in the next reactor turn: the store may be completing more appends in this one,
         and their replies are sent together.
         """
-        if self._complete(request, reply) and not self._is_advancing:
+        if (
+            self._complete(request, reply)
+            and not self._is_advancing
+            and not self._is_continuation_scheduled
+        ):
             self._continue_later()
 
     def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
@@ -467,7 +512,9 @@ class Dispatch:
                 return False
             request.reply = _reply(body, request.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
-        size = sum(map(len, request.reply))
+        size = 0
+        for buffer in request.reply:
+            size += len(buffer)
         self._ready_bytes += size
         self._traffic.request_answered(request, reply, size)
         return True
@@ -567,6 +614,21 @@ class Dispatch:
         )
 
 
+async def _encoded(reply: list[Buffer]) -> list[Buffer]:
+    return reply
+
+
+async def _decode_elsewhere(
+    route: Route,
+    frame: bytearray,
+    header: RequestHeader,
+    scope: TenantScope | None,
+    caller: Caller,
+) -> Any:
+    """Handle a request with a large body, which another thread decodes."""
+    return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
+
+
 def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:
     """Count a request towards its client's quotas. Returns the throttle time in ms."""
     if request.api_key == ApiKey.PRODUCE:
@@ -590,7 +652,7 @@ def _encode_counted(
 
 
 def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
-    size = sum(map(len, body))
+    size = len(body[0]) if len(body) == 1 else sum(map(len, body))
     if has_tagged_header:
         return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
     return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
+from gateway.coroutines import SharedResult
 from gateway.protocol.errors import KafkaError
 from gateway.protocol.policy import POLICY
 from gateway.protocol.wire import (
@@ -32,6 +33,9 @@ T = TypeVar("T")
 class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
     """A reply that is sent later. The next Produce of the connection may start meanwhile.
 
+    A handler that has nothing to await before its reply returns this instead of a coroutine;
+    awaiting it returns it at once.
+
     After `timeout_seconds` (None: no limit) the reply is the result of `on_timeout`, while the work
     continues.
 
@@ -39,9 +43,13 @@ class DelayedReply(msgspec.Struct, Generic[T], frozen=True):
     exception among them may refer back to this object.
     """
 
-    reply: Coroutine[Any, Any, T]
+    reply: Coroutine[Any, Any, T] | SharedResult[T]
     timeout_seconds: float | None = None
     on_timeout: Callable[[], T] | None = None
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
+        return self
 
 
 class EncodedReply(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +63,7 @@ class EncodedReply(msgspec.Struct, frozen=True, gc=False):
 
 
 #: A handler returns the reply, or None for no reply (Produce with acks=0).
-Handler = Callable[[Any, "Caller"], Coroutine[Any, Any, Any]]
+Handler = Callable[[Any, "Caller"], Awaitable[Any]]
 
 #: Returns the reply that has this error for each item of the request.
 ItemRefusal = Callable[[Any, KafkaError, "Caller"], Coroutine[Any, Any, Any]]

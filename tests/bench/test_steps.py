@@ -60,6 +60,20 @@ def test_each_step_runs_on_both_servers_in_turn() -> None:
     ]
 
 
+def test_small_batches_are_sent_before_full_ones_or_alone() -> None:
+    load = RoundLoad(100, ("none",), (6,), (1, 16), only_small=True)
+    small = [
+        "produce, 1 record per batch, 1 partition, none, a",
+        "produce, 1 record per batch, 1 partition, none, b",
+        "produce, 1 record per batch, 16 partitions, none, a",
+        "produce, 1 record per batch, 16 partitions, none, b",
+    ]
+    assert [step.name for step in plan([Idle("a"), Idle("b")], 1, load)] == small
+    load = RoundLoad(100, ("none",), (6,), (1, 16))
+    both = [step.name for step in plan([Idle("a"), Idle("b")], 1, load)]
+    assert both == [*small, *names(1, "none", partitions=(6,))]
+
+
 def test_first_server_alternates_between_rounds() -> None:
     assert [name[-1] for name in names(3, "none", partitions=(1,))[::14]] == ["a", "b", "a"]
 
@@ -82,6 +96,7 @@ def test_steps_of_one_partition_are_left_out_without_such_a_topic() -> None:
 def test_mib_per_round_counts_topics_and_paced_records() -> None:
     # 2,000 records per second of 1 KiB for 25 seconds are 48.8 MiB, twice per round.
     assert RoundLoad(100, ("none", "lz4"), (1, 6)).mib_per_round() == 697
+    assert RoundLoad(100, ("none", "lz4"), (1, 6), (1, 16)).mib_per_round() == 697 + 2 * 16
 
 
 def costs(*values: float) -> tuple[Iterator[float], list[str]]:

@@ -7,22 +7,31 @@ Without this module everything works the same, only slower. The input is untrust
 bounds-checked.
 """
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_FromStringAndSize,
+    PyByteArray_GET_SIZE,
+)
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from crc32c import crc32c
+cdef extern from "_crc32.h":
+    void kopgate_crc32_init() noexcept nogil
+    uint32_t kopgate_crc32c(const unsigned char* at, size_t size) noexcept nogil
+
+kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 4
 
 cdef enum:
     HEADER_BYTES = 61
     TOPIC_ID_BYTES = 16
     FIRST_WITH_TRANSACTIONAL_ID = 3
+    FIRST_WITH_BATCHES = 3
     FIRST_FLEXIBLE = 9
     FIRST_WITH_TOPIC_IDS = 13
     CODEC_MASK = 0x07
@@ -102,6 +111,30 @@ cdef text(Source* source, Py_ssize_t size):
     return PyUnicode_DecodeUTF8(<const char*>source.bytes + source.at - size, size, NULL)
 
 
+def frames(chunk, Py_ssize_t limit):
+    """Return the whole frames at the start of `chunk`, and the position after them.
+
+    A length below 0 or above `limit` is left to the caller. See `gateway.net.framing`.
+    """
+    cdef Py_buffer buffer
+    cdef const unsigned char* p
+    cdef Py_ssize_t position = 0
+    cdef int32_t size
+    found = []
+    PyObject_GetBuffer(chunk, &buffer, PyBUF_SIMPLE)
+    try:
+        p = <const unsigned char*>buffer.buf
+        while buffer.len - position >= 4:
+            size = <int32_t>be32(p + position)
+            if size < 0 or size > limit or size > buffer.len - position - 4:
+                break
+            found.append(PyByteArray_FromStringAndSize(<const char*>p + position + 4, size))
+            position += 4 + size
+    finally:
+        PyBuffer_Release(&buffer)
+    return found, position
+
+
 def header(frame, first_flexible_version, make):
     """Return `make(api_key, api_version, correlation_id, client_id, body)`, or None.
 
@@ -134,8 +167,10 @@ def header(frame, first_flexible_version, make):
     return make(api_key, api_version, correlation_id, client_id, source.at)
 
 
-def request(frame, Py_ssize_t position, int version, make, make_topic, make_partition):
+def request(frame, Py_ssize_t position, int version, make, make_topic, make_partition, make_batch):
     """Return the request, or None. `make` and the others create its values.
+
+    Partitions whose records are one valid batch get its header, as `batch` returns it.
 
     See `gateway.protocol.wire.produce_codec.read_produce`.
     """
@@ -185,7 +220,12 @@ def request(frame, Py_ssize_t position, int version, make, make_topic, make_part
             source.at += 4
             if not length(&source, compact, True, &size) or size < 0 or not has(&source, size):
                 return None
-            cells.append(make_partition(index, view[source.at : source.at + <Py_ssize_t>size]))
+            records = view[source.at : source.at + <Py_ssize_t>size]
+            if version >= FIRST_WITH_BATCHES and is_valid(source.bytes + source.at, size, version):
+                checked = made(source.bytes + source.at, make_batch)
+                cells.append(make_partition(index, records, checked))
+            else:
+                cells.append(make_partition(index, records))
             source.at += size
             if compact and not no_tags(&source):
                 return None
@@ -203,13 +243,15 @@ def batch(records, int version, make):
     cdef Py_buffer buffer
     PyObject_GetBuffer(records, &buffer, PyBUF_SIMPLE)
     try:
-        if not is_plain(<const unsigned char*>buffer.buf, buffer.len, version):
-            return None
-        if crc32c(records[21:]) != be32(<const unsigned char*>buffer.buf + 17):
+        if not is_valid(<const unsigned char*>buffer.buf, buffer.len, version):
             return None
         return made(<const unsigned char*>buffer.buf, make)
     finally:
         PyBuffer_Release(&buffer)
+
+
+cdef bint is_valid(const unsigned char* p, Py_ssize_t size, int version) noexcept:
+    return is_plain(p, size, version) and kopgate_crc32c(p + 21, size - 21) == be32(p + 17)
 
 
 cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcept:
@@ -242,6 +284,23 @@ cdef made(const unsigned char* p, make):
         <int32_t>be32(p + 57),
         <int64_t><int32_t>be32(p + 8) + 12,
     )
+
+
+def stamp(records, int64_t base_offset, int32_t leader_epoch):
+    """Write offset and leader epoch into a batch, return whether it is done.
+
+    See `records.batch.stamp_batch`.
+    """
+    cdef Py_buffer buffer
+    cdef Sink sink
+    PyObject_GetBuffer(records, &buffer, PyBUF_WRITABLE)
+    if buffer.len >= HEADER_BYTES:
+        sink.bytes, sink.at = <unsigned char*>buffer.buf, 0
+        put64(&sink, base_offset)
+        sink.at = 12
+        put32(&sink, leader_epoch)
+    PyBuffer_Release(&buffer)
+    return buffer.len >= HEADER_BYTES
 
 
 cdef struct Sink:

@@ -13,7 +13,7 @@ from typing import Any
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 2
+_INTERFACE = 4
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -23,9 +23,11 @@ def _unavailable(*_: object) -> None:
 
 
 batch: Callable[..., Any] = _unavailable
+frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
+stamp: Callable[..., Any] = _unavailable
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
@@ -35,9 +37,11 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
-            batch, header, reply, request = (
+            batch, frames, header, reply, request, stamp = (
                 _plain.batch,
+                _plain.frames,
                 _plain.header,
                 _plain.reply,
                 _plain.request,
+                _plain.stamp,
             )

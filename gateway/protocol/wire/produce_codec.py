@@ -30,6 +30,7 @@ from gateway.protocol.wire.primitives import (
     write_string,
     write_uvarint,
 )
+from records import BatchHeader
 
 FIRST_FLEXIBLE = 9
 FIRST_WITH_LEADERS = 10
@@ -45,10 +46,14 @@ _TIME = Struct(">q")
 class PartitionRecords(msgspec.Struct, frozen=True, gc=False):
     """`records` is a writable view into the frame of the request, or None if the producer sent
     null.
+
+    `batch` is the header if the compiled decoder found that they are one valid batch. If it is
+    None, they have to be checked.
     """
 
     index: int
     records: memoryview | None
+    batch: BatchHeader | None = None
 
 
 class TopicRecords(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +120,7 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
     Raises ValueError, IndexError or struct.error if it is malformed.
     """
     found: ProduceRequest | None = compiled.request(
-        frame, position, version, ProduceRequest, TopicRecords, PartitionRecords
+        frame, position, version, ProduceRequest, TopicRecords, PartitionRecords, BatchHeader
     )
     if found is not None:
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from struct import pack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.protocol.producer import ProduceRequest as CodecRequest
@@ -474,10 +474,23 @@ def waiting(
     env: BrokerEnvironment, *sent: tuple[int, memoryview | None], **more: Any
 ) -> tuple[Started, DelayedReply[Any]]:
     """Start a Produce request that waits for the store."""
-    reply = Started(
-        ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), env.caller(NEW))
-    ).result
-    return Started(reply.reply), reply
+    reply = delayed(env, request(NEW, *sent, **more))
+    return Started(later(reply)), reply
+
+
+def delayed(env: BrokerEnvironment, asked: ProduceRequest) -> DelayedReply[Any]:
+    """What the handler returns."""
+
+    async def serve() -> DelayedReply[Any]:
+        reply = await ROUTES[ApiKey.PRODUCE, NEW].handler(asked, env.caller(NEW))
+        assert isinstance(reply, DelayedReply)
+        return reply
+
+    return cast(DelayedReply[Any], Started(serve()).result)
+
+
+async def later(reply: DelayedReply[Any]) -> Any:
+    return await reply.reply
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
@@ -518,9 +531,9 @@ def test_timeout_needs_acks_and_positive_timeout_ms(
     asked = ProduceRequest(
         NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])]
     )
-    patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, env.caller(NEW))).result
+    patient = delayed(env, asked)
     assert (quiet.timeout_seconds, patient.timeout_seconds) == (None, None)
-    assert Started(patient.reply).result.topics
+    assert Started(later(patient)).result.topics
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from gateway.net.framing import FrameSplitter
 from gateway.protocol.errors import Refused
+from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 
 LIMIT = 1000
+
+
+@pytest.fixture(autouse=True, scope="module", params=IMPLEMENTATIONS)
+def implementation(request):
+    """Whole frames are split by compiled code, all others in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(request.param, patch)
+        yield
+
 
 contents = st.lists(st.binary(max_size=300) | st.just(b"") | st.just(bytes(LIMIT)), max_size=6)
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.protocol.wire import compiled
 
 IMPLEMENTATIONS = ("python", "cython")
-NAMES = ("batch", "header", "reply", "request")
+NAMES = ("batch", "frames", "header", "reply", "request", "stamp")
 
 
 def unavailable(*_):

@@ -10,6 +10,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
+from msgspec import structs
 
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import KafkaError, Refused
@@ -23,11 +24,14 @@ from gateway.protocol.wire.produce_codec import (
     TopicRecords,
     read_produce,
 )
+from records import HEADER_BYTES, BatchHeader, stamp_batch
 from tests.gateway.protocol.wire.implementations import unavailable, use
 from tests.records.record_sets import batch, pairs
 
 FIRST_FLEXIBLE = {0: 9}
 VERSIONS = range(14)
+
+BATCH = bytes(batch(pairs(3), producer=(12, 3, 40)))
 
 Topic = CodecRequest.TopicProduceData
 Partition = Topic.PartitionProduceData
@@ -38,15 +42,13 @@ def implementation(monkeypatch):
     use("cython", monkeypatch)
 
 
-def produce_body(version, topics=2, partitions=2):
+def produce_body(version, topics=2, partitions=2, records=b"records"):
     rows = [
         Topic(
             version=version,
             name=f"topic-{number}" if version < 13 else None,
             topic_id=None if version < 13 else UUID(int=number + 1),
-            partition_data=[
-                Partition(index=index, records=b"records %d" % index) for index in range(partitions)
-            ],
+            partition_data=[Partition(index=index, records=records) for index in range(partitions)],
         )
         for number in range(topics)
     ]
@@ -69,7 +71,24 @@ def in_python(function, *arguments):
 
 
 def read_compiled(frame, version):
-    return compiled.request(frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords)
+    return compiled.request(
+        frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords, BatchHeader
+    )
+
+
+def unchecked(request):
+    """A request without the headers that compiled code adds; each must be that of `check_batch`."""
+    if request is None:
+        return None
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for sent in topic.partitions:
+            if sent.batch is not None:
+                assert sent.batch == in_python(check_batch, sent.records, request.version)
+            rows.append(PartitionRecords(sent.index, sent.records))
+        topics.append(TopicRecords(topic.topic, rows))
+    return structs.replace(request, topics=topics)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -78,6 +97,17 @@ def test_common_produce_requests_are_read_by_compiled_code(version):
     found = read_compiled(frame, version)
     assert found is not None
     assert found == in_python(read_produce, frame, 0, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_batches_of_common_requests_are_checked_while_they_are_read(version):
+    records = bytes(batch(pairs(3), producer=(12, 3, 40)))
+    frame = bytearray(produce_body(version, records=records))
+    found = read_compiled(frame, version)
+    for topic in found.topics:
+        for sent in topic.partitions:
+            assert sent.batch == (check_batch(sent.records, version) if version >= 3 else None)
+    assert unchecked(found) == in_python(read_produce, frame, 0, version)
 
 
 @pytest.mark.parametrize("version", [0, 8, 9, 12])
@@ -130,14 +160,14 @@ def mutated(draw, whole):
 
 @given(data=st.data(), version=st.sampled_from(VERSIONS))
 def test_compiled_and_python_agree_on_malformed_requests(data, version):
-    frame = data.draw(mutated(produce_body(version)))
-    found = read_compiled(frame, version)
+    frame = data.draw(mutated(produce_body(version, records=BATCH)))
+    found = unchecked(read_compiled(frame, version))
     assert found is None or found == in_python(read_produce, frame, 0, version)
 
 
 @given(frame=st.binary(max_size=60).map(bytearray), version=st.sampled_from(VERSIONS))
 def test_compiled_and_python_agree_on_random_bytes(frame, version):
-    found = read_compiled(frame, version)
+    found = unchecked(read_compiled(frame, version))
     assert found is None or found == in_python(read_produce, frame, 0, version)
 
 
@@ -155,9 +185,6 @@ def test_compiled_and_python_agree_on_malformed_headers(data):
     assert found is None or found == whole
 
 
-BATCH = bytes(batch(pairs(3), producer=(12, 3, 40)))
-
-
 @given(data=st.data(), version=st.sampled_from([3, 6, 7, 11]), is_sealed=st.booleans())
 def test_compiled_and_python_agree_on_malformed_batches(data, version, is_sealed):
     malformed = data.draw(mutated(BATCH))
@@ -170,6 +197,21 @@ def test_compiled_and_python_agree_on_malformed_batches(data, version, is_sealed
         expected is not None
         and found == tuple(getattr(expected, name) for name in expected.__struct_fields__)
     )
+
+
+@given(
+    offset=st.integers(0, (1 << 63) - 1),
+    epoch=st.integers(0, (1 << 31) - 1),
+    size=st.just(len(BATCH)) | st.integers(0, len(BATCH)),
+)
+def test_compiled_and_python_stamp_alike(offset, epoch, size):
+    stamped, expected = bytearray(BATCH[:size]), bytearray(BATCH[:size])
+    if compiled.stamp(memoryview(stamped), offset, epoch):
+        stamp_batch(expected, offset, epoch, None)
+        assert stamped == expected
+    else:
+        assert size < HEADER_BYTES
+        assert stamped == expected
 
 
 @given(data=st.data())

@@ -1,0 +1,16 @@
+"""What a request costs without sockets: the measured requests are those of a producer."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.produce_path import BURST, LOADS, Producer, Shape
+
+
+@pytest.mark.parametrize(("shape", "reads"), LOADS)
+def test_each_measured_request_is_stored_and_answered(shape: Shape, reads: int) -> None:
+    producer = Producer(shape, reads=reads)
+    producer.serve(producer.bursts(2))
+    assert producer.end_offsets() == [2 * BURST * shape.records] * shape.partitions
+    # The replies of a burst leave together.
+    assert producer.socket.writes == 2
