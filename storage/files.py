@@ -41,8 +41,6 @@ class Files(Protocol):
         """Make everything written to the file durable."""
         ...
 
-    def truncate(self, descriptor: int, size: int) -> None: ...
-
     def make_directory(self, path: Path) -> None:
         """Create a directory durably; no effect if it exists."""
         ...
@@ -96,9 +94,6 @@ class DiskFiles:
 
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        os.ftruncate(descriptor, size)
 
     def make_directory(self, path: Path) -> None:
         if not path.exists():

@@ -41,7 +41,7 @@ from storage.log import StorageFailed
 log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class TailFrame(NamedTuple):
     """A frame behind the checkpoint."""
 
     segment: int
@@ -101,10 +101,10 @@ def checkpoint_of(txn: Any, databases: Mapping[str, Any]) -> Place:
 
 def read_tail(
     journal: Journal, checkpoint: Place
-) -> tuple[list[Found], Place, list[tuple[int, Damage]]]:
+) -> tuple[list[TailFrame], Place, list[tuple[int, Damage]]]:
     """Whole appends behind the checkpoint, the end of the journal, and damage before the end."""
     segment, at, burst = checkpoint
-    found: list[Found] = []
+    found: list[TailFrame] = []
     damage: list[tuple[int, Damage]] = []
     if segment and segment not in journal.numbers:
         raise StorageFailed(f"segment {segment} of the journal in {journal.directory} is missing")
@@ -119,7 +119,7 @@ def read_tail(
             parsed = parse(journal.mark, data, at, burst, following.previous_end)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
         appends, end = whole_appends(parsed, at)
-        found += [Found(segment, *one) for one in appends]
+        found += [TailFrame(segment, *one) for one in appends]
         if following is None:
             return found, Place(segment, end, parsed.greatest_burst), damage
         segment, at = segment + 1, SEGMENT_HEADER.size
@@ -159,7 +159,7 @@ def commit_rows(
     environment: LmdbEnvironment,
     state: WriterState,
     names: Mapping[int, str],
-    found: Sequence[Found],
+    found: Sequence[TailFrame],
     end: Place,
 ) -> None:
     """Commit the rows of `found`, and `end` as the checkpoint."""
@@ -187,7 +187,7 @@ def commit_rows(
 
 
 def slots_of(
-    txn: Any, databases: Mapping[str, Any], names: Mapping[int, str], found: Sequence[Found]
+    txn: Any, databases: Mapping[str, Any], names: Mapping[int, str], found: Sequence[TailFrame]
 ) -> list[Slot]:
     """The slots of entries of existing logs. A gap, which only damage leaves, has a slot too."""
     logs: dict[int, DurableLog] = {}
@@ -241,12 +241,20 @@ def slots_of(
 
 
 def remove_files(journal: Journal, state: WriterState) -> None:
-    """Keep or delete the files of segments without entries; failures leave them for later."""
+    """Keep or delete the files of segments without entries. Raises OSError."""
     end = state.pending.since.segment
-    for segment in sorted(journal.numbers):
+    for segment in sorted({*journal.numbers, *state.segments}):
         use = state.segments.get(segment)
+        is_used = use is not None and use.live_frames
         if segment > end:
             journal.delete(segment)
-        elif segment < end and (use is None or not use.live_frames):
-            journal.recycle(segment)
+        elif segment < end and not is_used:
+            if segment in journal.numbers:
+                journal.recycle(segment)
             state.forget(segment)
+        elif is_used and segment not in journal.numbers:
+            log.error(
+                "segment %d of the journal in %s is missing: reading its entries fails",
+                segment,
+                journal.directory,
+            )

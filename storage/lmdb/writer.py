@@ -156,10 +156,13 @@ class LmdbWriter:
         elif what not in self._failing and (what in (APPENDING, WRITING) or not self._failing):
             self._failing.add(what)
             log.error(
-                "%s to %s fails: %s; clients receive errors until it succeeds, reads continue",
+                "%s to %s fails: %s; %s, reads continue",
                 what,
                 directory,
                 error,
+                "clients receive errors until it succeeds"
+                if what in (APPENDING, WRITING)
+                else "it is tried again every second",
             )
         return f"cannot write to {directory}: {error}"
 

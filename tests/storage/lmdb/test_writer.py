@@ -137,15 +137,19 @@ async def test_commit_that_raised_but_is_on_disk_succeeds(
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     environment = store._environment
     assert environment
     begin = environment.begin
     with monkeypatch.context() as patch:
         patch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-        await log.append([sized(0, 10)])
+        first, put, append = table.put({}), table.put({b"a": b"1"}), log.append([sized(0, 10)])
+        await first
+        await put
+        await append
     await log.append([sized(1, 10)])
     assert bases(await everything(log)) == [0, 1]
+    assert await table.items() == [(b"a", b"1")]
 
 
 @ensureDeferred
@@ -156,7 +160,7 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     await log.append([sized(0, 10)])
     environment = store._environment
     assert environment
@@ -171,10 +175,11 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
 
     monkeypatch.setattr(environment, "is_committed", cannot_tell_at_first)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    first, second = log.append([sized(1, 10)]), log.append([sized(2, 10)])
+    first, second = table.put({b"a": b"1"}), log.append([sized(1, 10)])
     assert bases(await log.read(0, 1)) == [0]
     await first
     await second
+    await log.append([sized(2, 10)])
     assert len(asked) >= 4
     assert bases(await everything(log)) == [0, 1, 2]
 
@@ -186,7 +191,7 @@ async def test_close_does_not_wait_for_a_lost_medium(
     store = open_store()
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    table = await store.table("rows")
     environment = store._environment
     assert environment
     begin = environment.begin
@@ -196,7 +201,7 @@ async def test_close_does_not_wait_for_a_lost_medium(
 
     monkeypatch.setattr(environment, "is_committed", gone)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    append = log.append([sized(0, 10)])
+    put = table.put({b"a": b"1"})
     await store.close()
     with pytest.raises(StorageFailed):
-        await append
+        await put
