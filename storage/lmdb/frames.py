@@ -11,8 +11,8 @@ frame is not erased: zeros, parts of writes that failed, or frames of an earlier
   Otherwise an unreadable frame is a write that was interrupted, and the journal ends there.
 - `mark` begins every frame, so that frames behind a damaged one are found. It is random and secret:
   a payload cannot contain a frame of its store.
-- The header of a frame has a checksum of its own, so that a damaged payload can be attributed to
-  its partition and offset.
+- The header of a frame and its payload have separate checksums, so that a damaged payload can be
+  attributed to its partition and offset.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from crc32c import crc32c
+from isal.isal_zlib import crc32
 
 from storage.log import Buffer
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
-"""Magic, mark of the store, `SegmentHeader`, CRC-32C of all before it."""
+"""Magic, mark of the store, `SegmentHeader`, CRC-32 of all before it."""
 
 SEGMENT_MAGIC = b"kopgate1"
 
 FRAME = Struct(">8sIIIQIIQQQq")
-"""Mark, CRC-32C of what follows in the header, CRC-32C of the payload, and `Frame` from `size`."""
+"""Mark, CRC-32 of what follows in the header, and `Frame`."""
 
-CHECKED = 12
-"""Where the part of the header begins that its checksum covers."""
+START = Struct(">8sI")
+FIELDS = Struct(">IIQIIQQQq")
+"""The two parts of it: before and in the checksum."""
 
 MARK_BYTES = 8
 
@@ -69,7 +70,7 @@ class Frame(NamedTuple):
 
 def encode_segment_header(mark: bytes, header: SegmentHeader) -> bytes:
     fields = SEGMENT_HEADER.pack(SEGMENT_MAGIC, mark, *header, 0)
-    return fields[:-4] + crc32c(fields[:-4]).to_bytes(4, "big")
+    return fields[:-4] + crc32(fields[:-4]).to_bytes(4, "big")
 
 
 def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
@@ -80,15 +81,15 @@ def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
     if (
         magic != SEGMENT_MAGIC
         or written_by != mark
-        or crc != crc32c(data[: SEGMENT_HEADER.size - 4])
+        or crc != crc32(data[: SEGMENT_HEADER.size - 4])
     ):
         return None
     return SegmentHeader(number, first_burst, previous_end)
 
 
 def encode_frame(mark: bytes, frame: Frame) -> bytes:
-    header = FRAME.pack(mark, 0, *frame)
-    return header[:8] + crc32c(header[CHECKED:]).to_bytes(4, "big") + header[CHECKED:]
+    fields = FIELDS.pack(*frame)
+    return START.pack(mark, crc32(fields)) + fields
 
 
 def decode_frame(mark: bytes, data: Buffer, position: int = 0) -> Frame | None:
@@ -96,7 +97,9 @@ def decode_frame(mark: bytes, data: Buffer, position: int = 0) -> Frame | None:
     if len(data) - position < FRAME.size:
         return None
     found, crc, *fields = FRAME.unpack_from(data, position)
-    if found != mark or crc != crc32c(memoryview(data)[position + CHECKED : position + FRAME.size]):
+    if found != mark or crc != crc32(
+        memoryview(data)[position + START.size : position + FRAME.size]
+    ):
         return None
     return Frame._make(fields)
 
@@ -105,7 +108,7 @@ def has_payload(frame: Frame, data: Buffer, position: int) -> bool:
     """Whether the payload of the frame at `position` is complete and undamaged."""
     start = position + FRAME.size
     payload = memoryview(data)[start : start + frame.size]
-    return len(payload) == frame.size and crc32c(payload) == frame.payload_crc
+    return len(payload) == frame.size and crc32(payload) == frame.payload_crc
 
 
 class FrameAt(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from crc32c import crc32c
+from isal.isal_zlib import crc32
 
 from storage.files import Files
 from storage.lmdb.frames import (
@@ -42,8 +42,13 @@ from storage.log import Buffer, Entry
 MIB = 1 << 20
 
 FIRST_STEP = MIB // 16
-LARGEST_STEP = 4 * MIB
+LARGEST_STEP = MIB
 """How far a file is filled ahead: as much as it has, within these limits."""
+
+ZEROS = bytes(LARGEST_STEP)
+
+LARGEST_FILLED_WRITE = MIB // 8
+"""Before a larger write nothing is filled: that costs more than the change of the file's size."""
 
 LARGEST_GAP = MIB // 64
 LARGEST_READ = 4 * MIB
@@ -135,7 +140,7 @@ class Staging:
         chunk, payload = self.chunks[-1], entry.payload
         size = len(payload)
         frame = Frame(
-            crc32c(payload),
+            crc32(payload),
             size,
             self._burst,
             self._durable_to,
@@ -351,7 +356,7 @@ class Journal:
         filled = file.filled
         if chunk.end > filled:
             filled = self._filled_for(file, chunk, has_appends)
-            buffers = [*buffers, bytes(filled - chunk.end)]
+            buffers = [*buffers, memoryview(ZEROS)[: filled - chunk.end]]
         self._is_synced = False
         self._files.write(file.descriptor, buffers, chunk.start)
         file.filled = filled
@@ -359,6 +364,8 @@ class Journal:
     def _filled_for(self, file: SegmentFile, chunk: Chunk, has_appends: bool) -> int:
         """The size that a file gets for a chunk. Raises OSError if only the reserve is left."""
         step = min(max(file.filled, FIRST_STEP), LARGEST_STEP)
+        if chunk.end - chunk.start > LARGEST_FILLED_WRITE:
+            step = 0
         filled = max(chunk.end, min(chunk.end + step, self.segment_bytes))
         room = self._files.room(self.directory, file.filled)
         reserve = self._settings.reserve_bytes

@@ -55,7 +55,7 @@ async def test_full_disk_refuses_writes_serves_reads_and_loses_nothing(
     await store.create_topic(topic("orders", 2))
     log, other = await store.log("orders", 0), await store.log("orders", 1)
     for number in range(60 if kept_every else 0):
-        # These stay in segments of which most is deleted below.
+        # These stay in segments that are mostly deleted below.
         if number % kept_every == 0:
             await other.append([sized(other.next_offset, ENTRY)])
         await log.append([sized(log.next_offset, ENTRY)])

@@ -30,7 +30,7 @@ async def opened(open_store: Opener, partitions: int = 1, **settings: int) -> Lm
 
 
 async def append(log: PartitionLog, count: int) -> None:
-    """Append entries one after the other, each in a burst of its own."""
+    """Append entries one after the other, each in a separate burst."""
     for _ in range(count):
         await log.append([sized(log.next_offset, SIZE)])
 
