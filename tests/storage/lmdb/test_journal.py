@@ -71,7 +71,11 @@ async def test_file_is_filled_ahead_of_small_writes_only(open_store: Opener) -> 
 @pytest.mark.parametrize("can_erase", [True, False])
 @ensureDeferred
 async def test_segment_begun_by_a_failed_write_is_not_part_of_the_journal(
-    open_store: Opener, tmp_path: Path, directory: Path, can_erase: bool
+    open_store: Opener,
+    tmp_path: Path,
+    directory: Path,
+    can_erase: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also if the failed write could not be erased."""
     disk = SimulatedDisk()
@@ -110,6 +114,7 @@ async def test_segment_begun_by_a_failed_write_is_not_part_of_the_journal(
     await again.open()
     reopened = await again.log("orders", 0)
     assert bases(await everything(reopened)) == expected
+    assert "damaged" not in caplog.text
     await reopened.append([sized(base + 1, 9000)])
     await reopened.append([sized(base + 2, 20_000)])
     assert bases(await everything(reopened)) == [*expected, base + 1, base + 2]
