@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -39,7 +40,13 @@ UNREACHED_TXN = 1 << 64
 
 APPENDING, WRITING = "appending", "writing"
 INDEXING, FREEING, CLEANING = "indexing", "freeing", "cleaning"
-"""What may fail. Failures of the last three are logged only if nothing else fails already."""
+"""What may fail."""
+
+SILENT_ATTEMPTS = 3
+"""How often the last three of these may fail before it is logged.
+
+They are tried again and no caller waits for them. While something else fails, they are not logged.
+"""
 
 
 class LmdbWriter:
@@ -72,6 +79,7 @@ class LmdbWriter:
         self._is_stopping = threading.Event()
         self._ended: Deferred[None] = Deferred()
         self._failing: set[str] = set()
+        self._attempts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
         self._thread.start()
 
@@ -153,7 +161,7 @@ class LmdbWriter:
         directory = self._environment.directory
         if not isinstance(error, lmdb.Error | JournalFailed | OSError):
             log.exception("%s to %s failed, which is a bug", what, directory)
-        elif what not in self._failing and (what in (APPENDING, WRITING) or not self._failing):
+        elif what not in self._failing and self._is_worth_a_line(what):
             self._failing.add(what)
             log.error(
                 "%s to %s fails: %s; %s, reads continue",
@@ -166,7 +174,14 @@ class LmdbWriter:
             )
         return f"cannot write to {directory}: {error}"
 
+    def _is_worth_a_line(self, what: str) -> bool:
+        if what in (APPENDING, WRITING):
+            return True
+        self._attempts[what] += 1
+        return not self._failing and self._attempts[what] > SILENT_ATTEMPTS
+
     def _succeeded(self, what: str) -> None:
+        self._attempts.pop(what, None)
         if what in self._failing:
             self._failing.remove(what)
             log.warning("%s to %s succeeds again", what, self._environment.directory)
