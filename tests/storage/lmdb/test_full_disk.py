@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.log import PartitionLog, StorageFailed
+from storage.files import DiskFiles
+from storage.log import Buffer, PartitionLog, StorageFailed
 from tests.storage.entries import everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
-from tests.storage.lmdb.full_disk import SmallDisk
 
 ENTRY = 16_000
 SEGMENT = 256_000
 DISK = 4_000_000
 RESERVE = 500_000
+
+
+class SmallDisk(DiskFiles):
+    """Files of at most `limit` bytes together; what they already have can be overwritten."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._directory = directory
+        self.limit = limit
+
+    def room(self, directory: Path, written: int) -> int:
+        used = sum(path.stat().st_size for path in self._directory.glob("journal/*"))
+        return max(self.limit - used, 0)
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> None:
+        growth = position + sum(map(len, buffers)) - self.size(descriptor)
+        if growth > max(self.room(self._directory, 0), 0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, buffers, position)
 
 
 async def fill(log: PartitionLog) -> int:

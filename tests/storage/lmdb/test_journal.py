@@ -14,7 +14,7 @@ from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE
 from storage.log import PartitionLog, StorageFailed
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
-from tests.storage.lmdb.simulated_disk import SimulatedDisk, io_error
+from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 from tests.testkit.settle import until
 
 NEVER = 1e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_twisted import ensureDeferred
 
-from tests.storage.lmdb.power_cuts import run_seeds
+from tests.storage.lmdb.simulation.power_cuts import run_seeds
 
 pytestmark = pytest.mark.long
 

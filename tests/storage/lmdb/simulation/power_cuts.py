@@ -1,6 +1,6 @@
 """Random work on an embedded store whose power is cut at random moments, by seed.
 
-`python -m tests.storage.lmdb.power_cuts FIRST LAST` runs seeds. After each power cut
+`python -m tests.storage.lmdb.simulation.power_cuts FIRST LAST` runs seeds. After each power cut
 the store is opened again: acknowledged records are there, offsets are continuous, an append is
 there as a whole or not at all.
 
@@ -27,7 +27,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Entry, PartitionLog, StorageError
 from tests.storage.entries import everything, topic
-from tests.storage.lmdb.simulated_disk import SimulatedDisk, io_error
+from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 
 PARTITIONS = 3
 ROUNDS = 25
@@ -47,7 +47,7 @@ SETTINGS = LmdbSettings(
 
 
 @dataclass
-class Known:
+class KnownRecords:
     """What callers know of a partition.
 
     Payloads by base offset; those of appends that failed or are in flight may be there instead.
@@ -58,9 +58,9 @@ class Known:
     start: int = 0
     tried_start: int = 0
 
-    def copy(self) -> Known:
+    def copy(self) -> KnownRecords:
         tried = {base: set(payloads) for base, payloads in self.tried.items()}
-        return Known(dict(self.acknowledged), tried, self.start, self.tried_start)
+        return KnownRecords(dict(self.acknowledged), tried, self.start, self.tried_start)
 
 
 @dataclass
@@ -69,11 +69,11 @@ class Cut:
 
     disk: SimulatedDisk
     folder: Path
-    known: list[Known]
+    known: list[KnownRecords]
     rows: dict[bytes, bytes]
 
 
-class Run:
+class RandomWork:
     """Work on one store; `cuts` are the moments that were chosen."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Run:
         self.store = LmdbStore(
             folder / "store", reactor=reactor, settings=settings, files=self.disk
         )
-        self.known = [Known() for _ in range(PARTITIONS)]
+        self.known = [KnownRecords() for _ in range(PARTITIONS)]
         self.rows: dict[bytes, bytes] = {}
         self.cuts: list[Cut] = []
         self._disk_chance = Random(seed + 1)
@@ -112,7 +112,7 @@ class Run:
         self.disk.before = lambda operation: None
         await self.store.close()
 
-    async def _change(self, log: PartitionLog, known: Known) -> None:
+    async def _change(self, log: PartitionLog, known: KnownRecords) -> None:
         kind = self.chance.random()
         with suppress(StorageError):
             if kind < 0.8 or not known.acknowledged:
@@ -125,7 +125,7 @@ class Run:
             else:
                 await self._replace(log, known)
 
-    async def _append(self, log: PartitionLog, known: Known) -> None:
+    async def _append(self, log: PartitionLog, known: KnownRecords) -> None:
         self._appends += 1
         base, count = log.next_offset, self.chance.randint(1, 3)
         rows = []
@@ -138,7 +138,7 @@ class Run:
         for one in rows:
             known.acknowledged[one.base_offset] = bytes(one.payload)
 
-    async def _replace(self, log: PartitionLog, known: Known) -> None:
+    async def _replace(self, log: PartitionLog, known: KnownRecords) -> None:
         """Compact a range: each payload gets shorter, so that offsets stay continuous."""
         kept = [base for base in known.acknowledged if base >= log.start_offset]
         if not kept:
@@ -196,7 +196,7 @@ async def check(cut: Cut, chance: Random) -> None:
         await store.close()
 
 
-async def check_log(log: PartitionLog, known: Known) -> None:
+async def check_log(log: PartitionLog, known: KnownRecords) -> None:
     assert known.start <= log.start_offset <= max(known.tried_start, known.start)
     entries = await everything(log)
     offsets = [one.base_offset for one in entries]
@@ -221,7 +221,7 @@ async def run_seed(seed: int) -> int:
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
     try:
-        run = Run(seed, folder)
+        run = RandomWork(seed, folder)
         await run.run()
         for number, cut in enumerate(run.cuts):
             try:
