@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.produce_path import BURST, LOADS, Producer, Shape
+from bench.produce_path.__main__ import BURST, LOADS, RecordedProducer, Shape
 
 
 @pytest.mark.parametrize(("shape", "reads"), LOADS)
 def test_each_measured_request_is_stored_and_answered(shape: Shape, reads: int) -> None:
-    producer = Producer(shape, reads=reads)
+    producer = RecordedProducer(shape, reads=reads)
     producer.serve(producer.bursts(2))
     assert producer.end_offsets() == [2 * BURST * shape.records] * shape.partitions
     # The replies of a burst leave together.

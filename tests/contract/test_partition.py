@@ -39,7 +39,7 @@ async def reopened(partition: Partition, store: Store) -> Partition:
         return partition
     snapshots = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
     for shard in range(store.shard_count):
-        await snapshots.open_shard(shard)
+        await snapshots.open_shard(shard, lambda topic_id: False)
     snapshots.keep_row(topic().topic_id, partition)
     producers, offset = snapshots.load(topic(), 0, log)
     again = Partition("orders", 0, log, effective_config({}, Settings()), producers)
@@ -108,11 +108,11 @@ async def test_snapshot_after_refused_append_includes_batches_in_flight(
     await in_flight
     snapshots = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
     for shard in range(store.shard_count):
-        await snapshots.open_shard(shard)
+        await snapshots.open_shard(shard, lambda topic_id: False)
     await snapshots.save(topic().topic_id, partition)
     again = ProducerSnapshots(store, 10, 1, lambda: 0, lambda work: None)
     for shard in range(store.shard_count):
-        await again.open_shard(shard)
+        await again.open_shard(shard, lambda topic_id: False)
     producers, offset = again.load(topic(), 0, partition.log)
     reopened = Partition("orders", 0, partition.log, effective_config({}, Settings()), producers)
     await again.replay(topic().topic_id, reopened, ProducerRecovery(offset, 0))

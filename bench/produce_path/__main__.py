@@ -135,7 +135,7 @@ class _Listener:
     def closed(self, connection: Any, /) -> None: ...
 
 
-class Producer:
+class RecordedProducer:
     """A connection that sends requests of one shape."""
 
     def __init__(self, shape: Shape, *, reads: int) -> None:
@@ -226,14 +226,14 @@ def _uvarint(value: int) -> bytes:
 def cpu_microseconds(load: tuple[Shape, int]) -> float:
     """CPU time of one request, the minimum of all rounds."""
     shape, reads = load
-    producer = Producer(shape, reads=reads)
+    producer = RecordedProducer(shape, reads=reads)
     producer.serve(producer.bursts(BURSTS))
     best = min(_cpu_seconds(producer) for _ in range(ROUNDS))
     producer.close()
     return best * 1e6 / (BURSTS * BURST)
 
 
-def _cpu_seconds(producer: Producer) -> float:
+def _cpu_seconds(producer: RecordedProducer) -> float:
     bursts = producer.bursts(BURSTS)
     began = time.thread_time()
     producer.serve(bursts)
@@ -276,7 +276,7 @@ def _total(part: Path) -> int:
 def _serve(loads: Sequence[int]) -> None:
     """Serve the requests that callgrind counts."""
     for shape, reads in (LOADS[number] for number in loads):
-        producer = Producer(shape, reads=reads)
+        producer = RecordedProducer(shape, reads=reads)
         producer.serve(producer.bursts(COUNTED_BURSTS // 2))
         bursts = producer.bursts(COUNTED_BURSTS)
         os.getppid()

@@ -1,0 +1,1 @@
+"""Cost of one Produce request in the gateway, without sockets."""
