@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from twisted.internet import reactor
 
-from storage.files import Files
 from storage.lmdb import LmdbSettings, LmdbStore
 from tests.testkit.settle import settle
 
@@ -26,10 +25,8 @@ def open_store(directory: Path) -> Iterator[Opener]:
     """Opens the store in `directory` with the given settings; closes it after the test."""
     opened: list[LmdbStore] = []
 
-    def open_one(files: Files | None = None, **settings: Any) -> LmdbStore:
-        store = LmdbStore(
-            directory, reactor=reactor, settings=LmdbSettings(**settings), files=files
-        )
+    def open_one(**settings: Any) -> LmdbStore:
+        store = LmdbStore(directory, reactor=reactor, settings=LmdbSettings(**settings))
         opened.append(store)
         return store
 
