@@ -115,7 +115,8 @@ def _prepare_at_once(request: ProduceRequest, caller: Caller) -> list[Prepared] 
         return None
     is_unrestricted, version = caller.is_unrestricted, caller.api_version
     get_open_partition = caller.broker.topics.get_open_partition
-    has_refused = bool(caller.broker.topics.refused_batches)
+    refused = caller.broker.topics.refused_batches
+    has_refused = len(refused) > 0 and refused.has_any(caller.broker.clock.seconds())
     ready: list[Prepared] = []
     for topic in request.topics:
         name = topic.topic
@@ -258,6 +259,9 @@ class QueuedAppends(SharedResult["ProduceResponse | None"]):
             return
         try:
             response = _respond(self._request, self._rows(), self._caller)
+        except Refused as refusal:
+            # Its traceback would refer to this object, which keeps it and the request's bytes.
+            self.fail(refusal.with_traceback(None))
         except Exception as failure:  # noqa: BLE001 - raised to the caller
             self.fail(failure)
         else:
@@ -339,7 +343,11 @@ async def _prepare_batch(
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         check_size(len(sent.records), partition)
         if batch.has_producer and partition.recovery is not None:
-            await caller.broker.topics.opener.wait_for_recovery(partition)
+            try:
+                await caller.broker.topics.opener.wait_for_recovery(partition)
+            except KafkaError as failure:
+                _note_refused(topic, sent, failure, caller)
+                raise
         if batch.has_producer and caller.broker.topics.refused_batches:
             _refuse_overtaking(batch, partition, caller)
         if partition.config.compacts:
@@ -358,7 +366,7 @@ def _note_refused(
     if failure.code not in _RETRIED or state is None or not sent.records:
         return
     with suppress(KafkaError):
-        batch = check_batch(sent.records, caller.api_version)
+        batch = sent.batch or check_batch(sent.records, caller.api_version)
         if batch.has_producer:
             now = caller.broker.clock.seconds()
             topics.refused_batches.add(state.name, sent.index, batch, now)

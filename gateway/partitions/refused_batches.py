@@ -23,13 +23,25 @@ Key = tuple[str, int, int]
 
 
 class RefusedBatches:
-    """The lowest refused sequence of each producer. Times are in seconds."""
+    """The lowest refused sequence of each producer, oldest refusal first. Times are in seconds."""
 
     def __init__(self) -> None:
         self._refused: OrderedDict[Key, tuple[int, int, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._refused)
+
+    def has_any(self, now: float) -> bool:
+        """Whether a producer may still send a refused batch again; forgets the others.
+
+        A producer that has found another leader does not come back to this gateway.
+        """
+        while self._refused:
+            key, (_, _, refused_at) = next(iter(self._refused.items()))
+            if now - refused_at < RETRY_SECONDS:
+                return True
+            del self._refused[key]
+        return False
 
     def add(self, topic: str, index: int, batch: BatchHeader, now: float) -> None:
         """Record that a batch was refused with an error that its producer retries."""

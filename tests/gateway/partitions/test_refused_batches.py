@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.partitions import refused_batches
+from gateway.partitions.partition import ProducerRecovery
 from gateway.partitions.record_batch import check_batch
 from gateway.partitions.refused_batches import RETRY_SECONDS, RefusedBatches
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from records import BatchHeader
 from storage.log import StorageFailed
 from tests.fakes.broker import BrokerEnvironment, open_environment
@@ -47,6 +48,29 @@ def test_other_producers_and_epochs_are_not_refused(env) -> None:
 def test_producer_that_gives_up_a_refused_batch_can_continue_later(env) -> None:
     env.clock.advance(RETRY_SECONDS)
     assert code(env, NEW, batch(8, producer=(7, 0, 24))) == 0
+
+
+def test_batch_that_was_refused_by_a_failed_recovery_is_not_overtaken() -> None:
+    env = open_environment()
+    env.topic("orders", 1)
+    assert code(env, NEW, batch(1)) == 0
+    partition = env.partition("orders")
+    recovery = partition.recovery = ProducerRecovery(0, env.clock.seconds() + 5)
+    recovery.finished.fail(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR))
+    assert code(env, NEW, batch(24, producer=(7, 0, 0))) == ErrorCode.KAFKA_STORAGE_ERROR
+    partition.recovery = None
+    assert code(env, NEW, batch(8, producer=(7, 0, 24))) == LATER
+    assert code(env, NEW, batch(24, producer=(7, 0, 0))) == 0
+
+
+def test_producer_that_does_not_come_back_is_forgotten_by_any_request(env) -> None:
+    refused = env.broker.topics.refused_batches
+    env.clock.advance(RETRY_SECONDS - BACKOFF_SECONDS - 1)
+    assert code(env, NEW, batch(1)) == 0
+    assert len(refused) == 1
+    env.clock.advance(1)
+    assert code(env, NEW, batch(1)) == 0
+    assert len(refused) == 0
 
 
 def test_refused_batch_does_not_concern_a_producer_that_the_partition_knows(env) -> None:
