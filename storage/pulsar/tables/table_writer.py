@@ -106,6 +106,9 @@ class TableWriter:
         self._end_error: Failure | None = None
         self._idle: Deferred[None] | None = None
         self._failing_since: float | None = None
+        self._disconnected_since: float | None = None
+        """When a put first failed while the producer was disconnected; None if it connected again.
+        """
 
     async def open(self) -> None:
         """Create the exclusive producer, fencing its predecessor.
@@ -239,6 +242,7 @@ class TableWriter:
 
     def _burst_stored(self, size: int) -> None:
         self._on_stored(size)
+        self._disconnected_since = None
         if self._failing_since is not None:
             self._failing_since = None
             log.warning("table writes succeed again topic=%s", self._topic)
@@ -272,8 +276,11 @@ class TableWriter:
             self._failing_since = now
             log.error("%s", reason)
         producer = self._producer
-        is_overdue = now - self._failing_since >= GIVE_UP_SECONDS
-        if is_overdue and producer is not None and not producer.is_connected():
+        if producer is None or producer.is_connected():
+            self._disconnected_since = None
+        elif self._disconnected_since is None:
+            self._disconnected_since = now
+        elif now - self._disconnected_since >= GIVE_UP_SECONDS:
             close_producer(self._client, producer)
             self._end(
                 f"{self._topic}: the producer was disconnected for {GIVE_UP_SECONDS:.0f} s; "

@@ -114,6 +114,25 @@ async def test_table_with_a_connected_producer_is_not_given_up(
 
 
 @ensureDeferred
+async def test_connection_ends_the_time_in_which_a_producer_was_disconnected(
+    writer: TableWriter, producer: StuckProducer, clock: Clock, reasons: list[str]
+) -> None:
+    await writer.open()
+    await put_fails(writer, StorageFailed)
+    clock.advance(GIVE_UP_SECONDS - 1)
+    producer.is_attached = True
+    await put_fails(writer, StorageFailed)
+    producer.is_attached = False
+    clock.advance(1)
+    await put_fails(writer, StorageFailed)
+    clock.advance(GIVE_UP_SECONDS - 1)
+    await put_fails(writer, StorageFailed)
+    assert reasons == []
+    clock.advance(1)
+    await put_fails(writer, Fenced)
+
+
+@ensureDeferred
 async def test_stored_put_ends_the_time_of_failures(
     writer: TableWriter, producer: StuckProducer, clock: Clock, reasons: list[str]
 ) -> None:
