@@ -472,8 +472,14 @@ class Dispatch:
             self._continue_later()
 
     def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
-        if not self._is_closed:
-            self._answered_later(request, on_timeout())
+        if self._is_closed:
+            return
+        try:
+            reply = on_timeout()
+        except Exception as failure:  # noqa: BLE001 - other connections' deadlines follow
+            self._failed(request, failure)
+        else:
+            self._answered_later(request, reply)
 
     def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
         """Record the reply. Returns whether it is to be sent."""

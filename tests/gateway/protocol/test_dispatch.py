@@ -714,6 +714,24 @@ def test_delayed_reply_after_timeout_is_dropped(handlers, client, monkeypatch):
     assert (client.receive(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
 
 
+def test_bug_in_timeout_reply_closes_only_its_connection(handlers, client, monkeypatch):
+    async def produce_within(request, caller):
+        later = await handlers.produce(request, caller)
+        return DelayedReply(later.reply, 5, lambda: int("bug"))
+
+    monkeypatch.setitem(
+        ROUTES,
+        (PRODUCE, 0),
+        Route(PRODUCE, produce_within, read, lambda reply, version: [reply], False),
+    )
+    handlers.waits(b"p1")
+    client.send(produce(b"p1"))
+    followed = []
+    client.dispatch._broker.deadlines.callLater(5, followed.append, True)
+    client.clock.advance(5.3)
+    assert (followed, client.receive(), client.is_aborted) == ([True], [], True)
+
+
 def test_append_is_under_way_until_it_is_answered(handlers, client, monkeypatch):
     late(handlers, monkeypatch)
     poll = handlers.waits(b"m1")
