@@ -134,7 +134,8 @@ class PartitionOpener:
             return
         except Exception as failure:
             # A bug. Back off here too, or each retry of a client would log another traceback.
-            state.opening.pop(index, None)
+            if state.opening.get(index) is opening:
+                del state.opening[index]
             self._back_off(
                 state,
                 index,

@@ -282,7 +282,12 @@ class LedShards:
         return DeferredList([self._logs.created.pop(key).disconnect() for key in keys])
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Delete what remains of a topic that another gateway deleted."""
+        """Delete what remains of a topic that another gateway deleted.
+
+        `open_shard` does the same for a shard that is opened later.
+        """
+        if not self._shards:
+            return
         self._delete_in_background(
             partition_key(topic.topic_id, index) for index in range(topic.partitions)
         )
