@@ -211,8 +211,12 @@ def _go(client: Client) -> list[str]:
             else:
                 edits.append(f"-require={module}")
         command(["go", "mod", "edit", *edits], cwd=folder)
+        # Built by Go 1.26.8, the assembly code of lz4 2.6.1 refuses some valid frames.
+        tags = ["-tags=noasm"] if any("pierrec/lz4@v2" in one for one in client.install) else []
         command(
-            ["go", "build", "-mod=mod", "-o", "driver", "."], cwd=folder, env={"CGO_ENABLED": "0"}
+            ["go", "build", "-mod=mod", *tags, "-o", "driver", "."],
+            cwd=folder,
+            env={"CGO_ENABLED": "0"},
         )
 
     return [str(cached(_place(client), build) / "driver")]
