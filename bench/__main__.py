@@ -143,6 +143,11 @@ def _options() -> argparse.Namespace:
         "printed (build its extension modules first: `python setup.py build_ext --inplace`)",
     )
     options = parser.parse_args()
+    _check_disk_space(parser, options)
+    return options
+
+
+def _check_disk_space(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     load = _load(options)
     warm_up_mib = len(load.codecs) * min(WarmUpLimits().mib, load.mib) * WarmUpLimits().limit
     needed = (
@@ -153,7 +158,6 @@ def _options() -> argparse.Namespace:
             f"not enough disk space: needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, "
             f"{free >> 30} GiB are free"
         )
-    return options
 
 
 def _at_least_one(text: str) -> int:

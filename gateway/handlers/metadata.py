@@ -113,8 +113,7 @@ async def metadata_response(
     made = await encode_if_large(reply, slices, caller)
     if any(row.error_code for row in rows):
         return made
-    buffers = made.buffers if isinstance(made, EncodedReply) else encode_for(caller, reply)
-    body = bytes(buffers[0])
+    body = bytes((made.buffers if isinstance(made, EncodedReply) else encode_for(caller, reply))[0])
     if version == _version(caller):
         broker.metadata_replies.put(key, version, body)
     return EncodedReply([body])

@@ -257,15 +257,6 @@ class ConnectionFlow:
         """Stop reading if a limit is exceeded. Called once for each chunk received."""
         if self.is_paused:
             return
-        budget = self.budget
-        if (
-            self._waiting_size is None
-            and self._bytes < self._max_bytes
-            and self._requests < self._max_requests
-            and budget.request_bytes + budget.partial_bytes < budget.limit
-        ):
-            # The common case.
-            return
         if self._is_over_limit:
             self.is_paused = True
             self._pause()

@@ -375,14 +375,14 @@ class Dispatch:
 
     def _caller(self, header: RequestHeader, request: _InFlightRequest) -> Caller:
         """Return the context of a request; that of the last request if it is the same."""
+        is_kept = request.usage is None and request.stopwatch is None
         last = self._last_caller
         if (
-            last is not None
+            is_kept
+            and last is not None
             and last.api_key == header.api_key
             and last.api_version == header.api_version
             and last.client_id == header.client_id
-            and request.usage is None
-            and request.stopwatch is None
         ):
             return last
         caller = Caller(
@@ -398,7 +398,6 @@ class Dispatch:
             request.usage,
             request.stopwatch,
         )
-        is_kept = request.usage is None and request.stopwatch is None
         # A client id may have 32 KiB.
         if is_kept and len(header.client_id or "") <= MAX_KEPT_CHARS:
             self._last_caller = caller
