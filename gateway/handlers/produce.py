@@ -523,7 +523,11 @@ def _respond(
 
 
 def _reply(rows: ProducedRows, caller: Caller) -> ProduceResponse:
-    leaders = (row.current_leader for _, partitions in rows for row in partitions)
+    leaders = [
+        row.current_leader for _, partitions in rows for row in partitions if row.current_leader
+    ]
+    if not leaders:
+        return ProduceResponse(rows)
     return ProduceResponse(rows, node_endpoints=endpoints_of(leaders, caller))
 
 

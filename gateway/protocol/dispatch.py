@@ -104,7 +104,8 @@ class _InFlightRequest(msgspec.Struct, eq=False):
     """A request that is not answered yet.
 
     `reply` is None until the request is answered, and empty if it has no reply. `usage` is None if
-    its client has no quota.
+    its client has no quota. `on_timeout` returns the reply at `deadline`, in the clock's seconds;
+    it is None if there is no time limit, or no longer one.
     """
 
     size: int
@@ -116,7 +117,8 @@ class _InFlightRequest(msgspec.Struct, eq=False):
     reply: list[Buffer] | None = None
     cancel: Cancel | None = None
     is_appending: bool = False
-    deadline: DelayedCall | None = None
+    deadline: float = 0.0
+    on_timeout: Callable[[], Any] | None = None
     usage: RequestUsage | None = None
     stopwatch: RequestStopwatch | None = None
     throttle_ms: int = 0
@@ -161,6 +163,10 @@ class Dispatch:
         self._client_usage: ClientUsage | None = None
         self._last_caller: Caller | None = None
         self._mute = Mute(broker.clock, flow, self._advance)
+        # One timer for all requests: it is not cancelled for each of them. `_expires_at` is its
+        # time, in the clock's seconds.
+        self._expiry: DelayedCall | None = None
+        self._expires_at = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -215,6 +221,8 @@ class Dispatch:
             return
         self._is_closed = True
         self._mute.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._session.end()
         in_flight, self._in_flight = self._in_flight, deque()
         queued, self._queued_frames = self._queued_frames, deque()
@@ -440,9 +448,10 @@ class Dispatch:
         else:
             start(later, partial(self._answered_later, request), partial(self._failed, request))
         if reply.timeout_seconds is not None and request.reply is None:
-            request.deadline = self._broker.deadlines.callLater(
-                reply.timeout_seconds, self._timed_out, request, reply.on_timeout
-            )
+            request.on_timeout = reply.on_timeout
+            request.deadline = deadline = self._broker.clock.seconds() + reply.timeout_seconds
+            if self._expiry is None or deadline < self._expires_at:
+                self._expire_at(deadline)
         if not self._is_advancing:
             self._advance()
 
@@ -470,15 +479,36 @@ class Dispatch:
         ):
             self._continue_later()
 
-    def _timed_out(self, request: _InFlightRequest, on_timeout: Callable[[], Any]) -> None:
+    def _expire_at(self, deadline: float) -> None:
         if self._is_closed:
             return
-        try:
-            reply = on_timeout()
-        except Exception as failure:  # noqa: BLE001 - other connections' deadlines follow
-            self._failed(request, failure)
-        else:
-            self._answered_later(request, reply)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expires_at = deadline
+        self._expiry = self._broker.deadlines.callLater(
+            deadline - self._broker.clock.seconds(), self._expire
+        )
+
+    def _expire(self) -> None:
+        """Answer the requests whose time is over."""
+        self._expiry = None
+        now = self._broker.clock.seconds()
+        left = []
+        for request in tuple(self._in_flight):
+            on_timeout = request.on_timeout
+            if on_timeout is None:
+                continue
+            if request.deadline > now:
+                left.append(request.deadline)
+                continue
+            try:
+                reply = on_timeout()
+            except Exception as failure:  # noqa: BLE001 - other connections' deadlines follow
+                self._failed(request, failure)
+            else:
+                self._answered_later(request, reply)
+        if left:
+            self._expire_at(min(left))
 
     def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
         """Record the reply. Returns whether it is to be sent."""
@@ -486,8 +516,7 @@ class Dispatch:
         if request.reply is not None:
             # The timeout reply has been sent.
             return False
-        if request.deadline is not None:
-            request.deadline.cancel()
+        request.on_timeout = None
         if request.usage is not None:
             # Also after a disconnection, which would otherwise be a way around the quota.
             request.throttle_ms = _count(request, request.usage, reply)
@@ -559,8 +588,7 @@ class Dispatch:
     def _failed(self, request: _InFlightRequest, failure: BaseException) -> None:
         self._is_serving = False
         request.cancel = None
-        if request.deadline is not None:
-            request.deadline.cancel()
+        request.on_timeout = None
         if request.usage is not None and request.reply is None:
             # A disconnection, or a malformed request, would otherwise be a way around the quota.
             _count(request, request.usage, failure)

@@ -121,6 +121,8 @@ class LoginSession:
 
     `scope` holds the names of a principal that is bound to a namespace, else None.
 
+    `is_ready` and `is_closed` are kept beside `state`, because each request asks for them.
+
     `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
     without one; both are in the clock's seconds. `refusal` is that of the last `SaslOutcome`.
     """
@@ -136,6 +138,8 @@ class LoginSession:
         "expires_at",
         "has_authenticated",
         "host",
+        "is_closed",
+        "is_ready",
         "mechanism",
         "principal",
         "refusal",
@@ -167,7 +171,7 @@ class LoginSession:
         self.refusal: str | None = None
         self.topic_decisions = TopicDecisions()
         self.scope: TenantScope | None = None
-        self.state = LoginState.INITIAL if mechanisms else LoginState.READY
+        self._enter(LoginState.INITIAL if mechanisms else LoginState.READY)
 
     @property
     def mechanisms(self) -> list[str]:
@@ -177,14 +181,6 @@ class LoginSession:
     @property
     def offers_gssapi(self) -> bool:
         return _GSSAPI in self._mechanisms
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state is LoginState.READY
-
-    @property
-    def is_closed(self) -> bool:
-        return self.state is LoginState.CLOSED
 
     def identify(self, principal: Principal) -> None:
         """Set the principal of a client certificate.
@@ -320,7 +316,12 @@ class LoginSession:
     def _move(self, state: LoginState) -> None:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"illegal transition from {self.state.value} to {state.value}")
+        self._enter(state)
+
+    def _enter(self, state: LoginState) -> None:
         self.state = state
+        self.is_ready = state is LoginState.READY
+        self.is_closed = state is LoginState.CLOSED
 
 
 async def _respond(exchange: SaslExchange, token: bytes) -> SaslOutcome:
