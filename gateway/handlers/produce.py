@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,6 +30,7 @@ from gateway.protocol.errors import (
     code_for_version,
 )
 from gateway.protocol.routes import DelayedReply, serves
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
@@ -36,6 +38,7 @@ from gateway.protocol.wire.produce_codec import (
     ProduceRequest,
     ProduceResponse,
     RecordError,
+    read_produce,
 )
 from gateway.security.acls import AclOperation, AclResource
 from gateway.topics.topic_names import RESERVED_TOPICS
@@ -95,56 +98,73 @@ ProducedRows = list[tuple[str | bytes, list[PartitionProduced]]]
 Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError"
 
 
-@serves(ApiKey.PRODUCE, 3, 13)
+def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedReply[Any] | None:
+    """Serve a request if nothing has to be awaited or refused before its batches are queued.
+
+    Returns None otherwise; the request is then served by `produce`, with the same effects.
+    """
+    request = compiled.plain_produce(frame, position, caller.api_version, TURN_PARTITIONS - 1)
+    if request is None:
+        return None
+    broker = caller.broker
+    topics = broker.topics
+    is_unrestricted = caller.is_unrestricted
+    opened = []
+    for topic in request.topics:
+        if not (is_unrestricted or caller.may_use_topic(AclOperation.WRITE, topic)):
+            return None
+        partitions = topics.open_partitions(topic)
+        if partitions is None:
+            return None
+        opened.append(partitions)
+    refused = topics.refused_batches
+    has_refused = len(refused) > 0 and refused.has_any(broker.clock.seconds())
+    ready = request.find(opened, has_refused, BatchHeader)
+    if ready is None:
+        return None
+    now = broker.now()
+    appends: list[SharedResult[AppendResult] | KafkaError] = []
+    for partition, records, batch, called in ready:
+        try:
+            appends.append(partition.queue_batch(records, batch, now, called))
+        except KafkaError as failure:
+            clear_frames(failure)
+            appends.append(failure)
+    caller.traffic.produced_at_once(request)
+    request.wait(appends, caller, topics.save_if_due, _respond_at_once)
+    return _delayed(request, request, partial(_timeout_at_once, request, caller))
+
+
+def _respond_at_once(request: Any, caller: Caller) -> ProduceResponse | BaseException | None:
+    """The response if a batch was refused or not stored, or why there is none."""
+    try:
+        return _respond(request, _rows_at_once(request, caller), caller)
+    except Refused as refusal:
+        # Its traceback would refer to the request's bytes.
+        return refusal.with_traceback(None)
+    except Exception as failure:  # noqa: BLE001 - raised to the caller
+        return failure
+
+
+def _timeout_at_once(request: Any, caller: Caller) -> ProduceResponse:
+    """As `QueuedAppends.timeout_response`."""
+    return _reply(_rows_at_once(request, caller), caller)
+
+
+def _rows_at_once(request: Any, caller: Caller) -> ProducedRows:
+    outcomes = [
+        one if isinstance(one, KafkaError) else one.outcome(PENDING) for one in request.appends
+    ]
+    decoded = read_produce(request.frame, request.position, request.version)
+    return _rows(decoded, request.ready, outcomes, caller)
+
+
+@serves(ApiKey.PRODUCE, 3, 13, at_once=produce_at_once)
 def produce(
     request: ProduceRequest, caller: Caller
 ) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Append record batches."""
-    ready = _prepare_at_once(request, caller)
-    if ready is not None:
-        return _queue_all(request, ready, caller)
     return append_records(request, caller, _prepare_batch)
-
-
-def _prepare_at_once(request: ProduceRequest, caller: Caller) -> list[Prepared] | None:
-    """As `append_records` prepares the partitions, if each of them is open and its batch valid.
-
-    Returns None if anything has to be awaited, or to be refused.
-    """
-    if request.transactional_id is not None or request.acks not in _ACKS:
-        return None
-    is_unrestricted, version = caller.is_unrestricted, caller.api_version
-    get_open_partition = caller.broker.topics.get_open_partition
-    refused = caller.broker.topics.refused_batches
-    has_refused = len(refused) > 0 and refused.has_any(caller.broker.clock.seconds())
-    ready: list[Prepared] = []
-    for topic in request.topics:
-        name = topic.topic
-        if not (is_unrestricted or caller.may_use_topic(AclOperation.WRITE, name)):
-            return None
-        if len(ready) + len(topic.partitions) >= TURN_PARTITIONS:
-            return None
-        called = name if isinstance(name, str) else ""
-        for sent in topic.partitions:
-            partition, records = get_open_partition(name, sent.index), sent.records
-            if partition is None or not records or partition.topic in RESERVED_TOPICS:
-                return None
-            batch = sent.batch
-            if batch is None:
-                try:
-                    batch = check_batch(records, version)
-                except KafkaError:
-                    return None
-            config = partition.config
-            if (
-                config.compacts
-                or len(records) > config.max_message_bytes
-                or batch.is_transactional
-                or (batch.has_producer and (partition.recovery is not None or has_refused))
-            ):
-                return None
-            ready.append((partition, records, batch, called))
-    return ready
 
 
 async def append_records(
@@ -276,14 +296,6 @@ class QueuedAppends(SharedResult["ProduceResponse | None"]):
         return _reply(self._rows(), self._caller)
 
     def _rows(self) -> list[tuple[str | bytes, list[PartitionProduced]]]:
-        if len(self._appends) == 1 and len(self._request.topics) == 1:
-            # The common case.
-            (append,), (topic,) = self._appends, self._request.topics
-            outcome = append if isinstance(append, KafkaError) else append.outcome(PENDING)
-            index = topic.partitions[0].index
-            return [
-                (topic.topic, [_row(topic.topic, index, self._ready[0], outcome, self._caller)])
-            ]
         outcomes = [
             one if isinstance(one, KafkaError) else one.outcome(PENDING) for one in self._appends
         ]

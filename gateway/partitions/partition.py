@@ -65,11 +65,13 @@ class _QueuedAppend:
     result: SharedResult[AppendResult] = field(default_factory=SharedResult)
 
 
-class _InFlightAppend(SharedResult[AppendResult]):
+class InFlightAppend(SharedResult[AppendResult]):
     """An append that the log has not acknowledged, and then its result.
 
     `queued` is the result if the log keeps the offsets. `batch` is that of an idempotent producer,
     else None; `end_offset` is the log end offset before it was queued.
+
+    `compiled.in_flight_append` creates the same compiled.
     """
 
     __slots__ = ("_now", "_partition", "_queued", "_size", "batch", "end_offset")
@@ -93,32 +95,18 @@ class _InFlightAppend(SharedResult[AppendResult]):
 
     def stored(self, assigned: int | None) -> None:
         """The append is durable, at the offset `assigned` if the log assigns offsets itself."""
-        partition, result, batch = self._partition, self._queued, self.batch
+        partition, result = self._partition, self._queued
         partition.unsaved_bytes += self._size
         partition.unsaved_batches += 1
         if assigned is not None:
-            result = AppendResult(assigned, result.log_append_time)
-        if batch is not None:
-            queued_offset = self._queued.base_offset
-            if assigned is not None:
-                partition.producers.confirm(
-                    batch, queued_offset, assigned, result.log_append_time, self._now
-                )
-            partition.in_flight.pop(queued_offset, None)
+            result = partition.assign(self.batch, result, assigned, self._now)
+        if self.batch is not None:
+            partition.in_flight.pop(self._queued.base_offset, None)
         self.succeed(result)
 
     def refused(self, failure: BaseException) -> None:
         """Only this append: earlier ones may still be stored, and later ones fail on their own."""
-        partition, batch, queued_offset = self._partition, self.batch, self._queued.base_offset
-        if batch is not None:
-            partition.producers.remove_failed(batch.producer_id, queued_offset)
-        error = failure
-        if isinstance(failure, StorageError):
-            error = partition.handle_storage_error(failure)
-            error.__cause__ = failure
-        if batch is not None and not isinstance(failure, Fenced | LogClosed):
-            partition.in_flight.pop(queued_offset, None)
-        self.fail(error)
+        self.fail(self._partition.forget_refused(self.batch, self._queued, failure))
 
 
 @dataclass(slots=True)
@@ -137,19 +125,21 @@ class ProducerRecovery:
 class Partition:
     """A partition led by this gateway.
 
-    `config` is replaced whenever the topic's configs change. `on_fenced` may be called repeatedly
-    once the log is fenced or closed; the registry then opens another Partition.
+    `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
+    batch that needs no check besides those of every batch, -1 if there is none. `on_fenced` may be
+    called repeatedly once the log is fenced or closed; the registry then opens another Partition.
     """
 
     __slots__ = (
+        "_config",
         "_empty_ranges",
         "_has_resigned",
         "_on_fenced",
         "_queued_appends",
-        "config",
         "in_flight",
         "index",
         "log",
+        "plain_bytes",
         "producers",
         "recovery",
         "topic",
@@ -180,7 +170,7 @@ class Partition:
         # In-flight batches of idempotent producers by the offset at which they were queued, oldest
         # first. A retry waits for the first attempt. A batch with an unknown outcome stays, so that
         # snapshots do not skip it.
-        self.in_flight: dict[int, _InFlightAppend] = {}
+        self.in_flight: dict[int, InFlightAppend] = {}
         # The large message set being repacked and the appends after it. Nothing may overtake it,
         # since its offsets are part of the packed data.
         self._queued_appends: deque[_QueuedAppend] = deque()
@@ -188,6 +178,15 @@ class Partition:
         # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
         self._has_resigned = False
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: TopicConfig) -> None:
+        self._config = config
+        self.plain_bytes = -1 if config.compacts else config.max_message_bytes
 
     def resign(self) -> None:
         """End the waits for records: this gateway stops leading the partition.
@@ -272,7 +271,7 @@ class Partition:
         )
         result = AppendResult(base_offset, -1 if log_append_time is None else log_append_time)
         waiting = log.append((entry,))
-        in_flight = _InFlightAppend(
+        in_flight = _in_flight(
             self, result, len(records), batch if has_producer else None, now, end_offset
         )
         if has_producer:
@@ -376,7 +375,7 @@ class Partition:
             stamped,
         )
         waiting = self.log.append((entry,))
-        in_flight = _InFlightAppend(
+        in_flight = _in_flight(
             self,
             AppendResult(base_offset, -1 if log_append_time is None else log_append_time),
             len(stamped),
@@ -386,6 +385,38 @@ class Partition:
         )
         when_ended(waiting, in_flight.stored, in_flight.refused)
         return in_flight
+
+    def assign(
+        self, batch: BatchHeader | None, queued: AppendResult, assigned: int, now: int
+    ) -> AppendResult:
+        """Return the result of an append to a log that has assigned its offset."""
+        if batch is not None:
+            self.producers.confirm(batch, queued.base_offset, assigned, queued.log_append_time, now)
+        return AppendResult(assigned, queued.log_append_time)
+
+    def forget_refused(
+        self, batch: BatchHeader | None, queued: AppendResult, failure: BaseException
+    ) -> BaseException:
+        """Forget an append that failed. Returns the client's error."""
+        if batch is not None:
+            self.producers.remove_failed(batch.producer_id, queued.base_offset)
+        error = failure
+        if isinstance(failure, StorageError):
+            error = self.handle_storage_error(failure)
+            error.__cause__ = failure
+        if batch is not None and not isinstance(failure, Fenced | LogClosed):
+            self.in_flight.pop(queued.base_offset, None)
+        return error
+
+    async def wait_for(self, append: InFlightAppend) -> AppendResult:
+        """As awaiting a compiled append."""
+        ended: SharedResult[None] = SharedResult()
+        append.when_done(partial(ended.succeed, None))
+        await ended
+        outcome = append.outcome(None)
+        if not isinstance(outcome, AppendResult):
+            raise outcome or RuntimeError("the append has not ended")
+        return outcome
 
     def snapshot(self) -> bytes:
         """Return the producer state, readable by `ProducerStateManager.load`.
@@ -431,6 +462,10 @@ class Partition:
             min(first, known_first) if known_first <= first <= known_end else first,
             end,
         )
+
+
+def _in_flight(*arguments: Any) -> InFlightAppend:
+    return compiled.in_flight_append(*arguments) or InFlightAppend(*arguments)
 
 
 def _ended(result: AppendResult) -> SharedResult[AppendResult]:

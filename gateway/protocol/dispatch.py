@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from struct import Struct
 from time import perf_counter_ns
+from types import CoroutineType
 from typing import Any, Protocol
 
 import msgspec
@@ -377,6 +378,10 @@ class Dispatch:
         caller = self._caller(header, request)
         if route.refuse_items is not None and not self._broker.controller.is_local:
             return forward(route, header, frame, caller)
+        if route.at_once is not None and session.scope is None:
+            served = route.at_once(frame, header.body, caller)
+            if served is not None:
+                return served
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)
         return _decode_elsewhere(route, frame, header, session.scope, caller)
@@ -442,11 +447,12 @@ class Dispatch:
         # Queued appends are stored even if the peer disconnects, so this wait is never cancelled.
         request.cancel = None
         request.is_appending = not self._is_closed
-        later = reply.reply
-        if isinstance(later, SharedResult):
-            later.when_done(partial(self._appended, request, later))
-        else:
+        # A coroutine, or an object with the methods of SharedResult.
+        later: Any = reply.reply
+        if isinstance(later, CoroutineType):
             start(later, partial(self._answered_later, request), partial(self._failed, request))
+        else:
+            later.when_done(partial(self._appended, request, later))
         if reply.timeout_seconds is not None and request.reply is None:
             request.on_timeout = reply.on_timeout
             request.deadline = deadline = self._broker.clock.seconds() + reply.timeout_seconds

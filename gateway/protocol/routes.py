@@ -69,12 +69,18 @@ Handler = Callable[[Any, "Caller"], Awaitable[Any]]
 ItemRefusal = Callable[[Any, KafkaError, "Caller"], Coroutine[Any, Any, Any]]
 
 
+#: Serves a request, given as frame and position of its body. Or returns None, and has changed
+#: nothing: then `Handler` serves it.
+AtOnce = Callable[[bytearray, int, "Caller"], "DelayedReply[Any] | None"]
+
+
 class Route(msgspec.Struct, frozen=True, gc=False):
     """How to serve one version of an API.
 
     `decode(frame, position, version)` returns the request, `encode(reply, version)` the buffers of
     the body. `has_tagged_header` says whether the response header ends with tagged fields.
-    `refuse_items` is None unless the API runs at the controller.
+    `refuse_items` is None unless the API runs at the controller. `at_once` is None unless the API
+    has a common case that is served without decoding the request.
     """
 
     api_key: ApiKey
@@ -83,6 +89,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     encode: Callable[[Any, int], list[Buffer]]
     has_tagged_header: bool
     refuse_items: ItemRefusal | None = None
+    at_once: AtOnce | None = None
 
 
 ROUTES: dict[tuple[int, int], Route] = {}
@@ -92,7 +99,12 @@ UNSUPPORTED_VERSION_REPLIES: dict[int, Callable[[], tuple[Buffer, ...]]] = {}
 
 
 def serves(
-    api_key: ApiKey, first: int, last: int, *, at_controller: ItemRefusal | None = None
+    api_key: ApiKey,
+    first: int,
+    last: int,
+    *,
+    at_controller: ItemRefusal | None = None,
+    at_once: AtOnce | None = None,
 ) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
 
@@ -100,6 +112,8 @@ def serves(
     controller can answer: it executes their requests, whichever gateway was asked
     (`gateway.protocol.forwarded`). `at_controller` returns the reply to a request that the
     controller did not execute.
+
+    `at_once` serves the common case of these versions.
 
     Raises ValueError if one of them has a handler already, or the API has no entry in
     `gateway.protocol.policy`.
@@ -111,7 +125,7 @@ def serves(
         for version in range(first, last + 1):
             if (api_key, version) in ROUTES:
                 raise ValueError(f"{api_key.name} v{version} already has a handler")
-            ROUTES[api_key, version] = _route(api_key, version, handler, at_controller)
+            ROUTES[api_key, version] = _route(api_key, version, handler, at_controller, at_once)
         return handler
 
     return register
@@ -134,7 +148,11 @@ def supported_versions() -> dict[ApiKey, tuple[int, int]]:
 
 
 def _route(
-    api_key: ApiKey, version: int, handler: Handler, refuse_items: ItemRefusal | None
+    api_key: ApiKey,
+    version: int,
+    handler: Handler,
+    refuse_items: ItemRefusal | None,
+    at_once: AtOnce | None,
 ) -> Route:
     decode, encode = _HAND_WRITTEN_CODECS.get(api_key) or (
         partial(messages.decode, messages.REQUESTS[api_key]),
@@ -145,15 +163,17 @@ def _route(
     flexible = (
         api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
     )
-    return Route(api_key, handler, decode, encode, flexible, refuse_items)
+    return Route(api_key, handler, decode, encode, flexible, refuse_items, at_once)
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
     return reply.buffers if isinstance(reply, EncodedReply) else [messages.encode(reply, version)]
 
 
-def _encode_produce(reply: produce_codec.ProduceResponse, version: int) -> list[Buffer]:
-    return [produce_codec.write_produce_response(reply, version)]
+def _encode_produce(reply: Any, version: int) -> list[Buffer]:
+    if isinstance(reply, produce_codec.ProduceResponse):
+        return [produce_codec.write_produce_response(reply, version)]
+    return [reply.body()]
 
 
 def _encode_fetch(reply: Any, version: int) -> list[Buffer]:

@@ -24,6 +24,7 @@ from gateway.settings.model import Settings
 from gateway.topics.opener import PartitionOpener
 from gateway.topics.topic_names import (
     INTERNAL_TOPICS,
+    RESERVED_TOPICS,
     TopicNames,
     unify_collision_chars,
 )
@@ -230,6 +231,16 @@ class Topics:
         if state is None or not self._leadership.may_serve():
             return None
         return state.partitions.get(index)
+
+    def open_partitions(self, topic: str | bytes) -> dict[int, Partition] | None:
+        """Return the open partitions that may be served and written by clients.
+
+        None for a topic that is reserved or does not exist.
+        """
+        state = self.get(topic)
+        if state is None or state.topic.name in RESERVED_TOPICS or not self._leadership.may_serve():
+            return None
+        return state.partitions
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
         """Return the partition, opening it if necessary. Raises KafkaError.

@@ -182,6 +182,11 @@ class ConnectionRecorder(Recorder):
             self._client.record_produce(request)
         self._counters.count_produced(request, prepared)
 
+    def produced_at_once(self, request: Any) -> None:
+        if "acks" not in self._client.habits:
+            self._client.record_produce(request)
+        self._counters.count_produced_at_once(request)
+
     def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         if "fetch_max_wait_ms" not in self._client.habits:
             self._client.record_fetch(request)

@@ -140,6 +140,14 @@ class Counters(dict[CounterKey, UsageCounters]):
             usage.records += count
             usage.bytes_in += size
 
+    def count_produced_at_once(self, request: Any) -> None:
+        """As `count_produced`; see `Recorder.produced_at_once`."""
+        for number, topic in enumerate(request.topics):
+            usage = self[0, request.version, topic, None]
+            records, size = request.count(number, usage.batches)
+            usage.records += records
+            usage.bytes_in += size
+
     def count_fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         """Count the records of a Fetch response."""
         version = request.version

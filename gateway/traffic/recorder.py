@@ -94,6 +94,9 @@ class Recorder:
         record `count`.
         """
 
+    def produced_at_once(self, request: Any) -> None:
+        """As `produced`, for a `PlainProduce` whose batches are all queued or refused by now."""
+
     def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         """Records of a Fetch response are sent."""
 

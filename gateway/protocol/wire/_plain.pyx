@@ -25,7 +25,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 cdef enum:
     HEADER_BYTES = 61
@@ -175,64 +175,94 @@ def request(frame, Py_ssize_t position, int version, make, make_topic, make_part
     See `gateway.protocol.wire.produce_codec.read_produce`.
     """
     cdef Source source
-    cdef int64_t size, topics, partitions
-    cdef int16_t acks
-    cdef int32_t timeout_ms, index
-    cdef bint compact = version >= FIRST_FLEXIBLE
-    if type(frame) is not bytearray or position < 0:
-        return None
-    source.bytes = <const unsigned char*>PyByteArray_AS_STRING(frame)
-    source.size, source.at = PyByteArray_GET_SIZE(frame), position
-    if version >= FIRST_WITH_TRANSACTIONAL_ID and (
-        not length(&source, compact, False, &size) or size >= 0
-    ):
-        return None
-    if not has(&source, 6):
-        return None
-    acks, timeout_ms = be16(source.bytes + source.at), <int32_t>be32(source.bytes + source.at + 2)
-    source.at += 6
-    if not length(&source, compact, True, &topics) or not 0 <= topics <= MOST_TOPICS:
+    cdef Request head
+    cdef int64_t size, partitions
+    cdef int32_t index
+    if not begin(&source, &head, frame, position, version):
         return None
     view = memoryview(frame)
     rows = []
     left = MOST_PARTITIONS
-    for _ in range(topics):
-        if version >= FIRST_WITH_TOPIC_IDS:
-            if not has(&source, TOPIC_ID_BYTES):
-                return None
-            topic = PyBytes_FromStringAndSize(<const char*>source.bytes + source.at, TOPIC_ID_BYTES)
-            source.at += TOPIC_ID_BYTES
-        else:
-            if not length(&source, compact, False, &size) or size <= 0 or not has(&source, size):
-                return None
-            try:
-                topic = text(&source, size)
-            except UnicodeDecodeError:
-                return None
-        if not length(&source, compact, True, &partitions) or not 0 <= partitions <= left:
+    for _ in range(head.topics):
+        topic = topic_name(&source, version, head.compact)
+        if topic is None or not length(&source, head.compact, True, &partitions):
+            return None
+        if not 0 <= partitions <= left:
             return None
         left -= partitions
         cells = []
         for _ in range(partitions):
-            if not has(&source, 4):
+            if not records_of(&source, head.compact, &index, &size):
                 return None
-            index = <int32_t>be32(source.bytes + source.at)
-            source.at += 4
-            if not length(&source, compact, True, &size) or size < 0 or not has(&source, size):
-                return None
-            records = view[source.at : source.at + <Py_ssize_t>size]
-            if version >= FIRST_WITH_BATCHES and is_valid(source.bytes + source.at, size, version):
-                checked = made(source.bytes + source.at, make_batch)
-                cells.append(make_partition(index, records, checked))
+            records = view[source.at - <Py_ssize_t>size : source.at]
+            found = source.bytes + source.at - size
+            if version >= FIRST_WITH_BATCHES and is_valid(found, size, version):
+                cells.append(make_partition(index, records, made(found, make_batch)))
             else:
                 cells.append(make_partition(index, records))
-            source.at += size
-            if compact and not no_tags(&source):
+            if head.compact and not no_tags(&source):
                 return None
-        if compact and not no_tags(&source):
+        if head.compact and not no_tags(&source):
             return None
         rows.append(make_topic(topic, cells))
-    return make(version, None, acks, timeout_ms, rows)
+    return make(version, None, head.acks, head.timeout_ms, rows)
+
+
+cdef struct Request:
+    int64_t topics
+    int32_t timeout_ms
+    int16_t acks
+    bint compact
+
+
+cdef bint begin(Source* source, Request* head, frame, Py_ssize_t position, int version) except -1:
+    """Read up to the number of topics. Without a transactional id."""
+    cdef int64_t size
+    head.compact = version >= FIRST_FLEXIBLE
+    if type(frame) is not bytearray or position < 0:
+        return False
+    source.bytes = <const unsigned char*>PyByteArray_AS_STRING(frame)
+    source.size, source.at = PyByteArray_GET_SIZE(frame), position
+    if version >= FIRST_WITH_TRANSACTIONAL_ID and (
+        not length(source, head.compact, False, &size) or size >= 0
+    ):
+        return False
+    if not has(source, 6):
+        return False
+    head.acks = be16(source.bytes + source.at)
+    head.timeout_ms = <int32_t>be32(source.bytes + source.at + 2)
+    source.at += 6
+    return length(source, head.compact, True, &head.topics) and 0 <= head.topics <= MOST_TOPICS
+
+
+cdef topic_name(Source* source, int version, bint compact):
+    """Return a topic's name or id, or None."""
+    cdef int64_t size
+    if version >= FIRST_WITH_TOPIC_IDS:
+        if not has(source, TOPIC_ID_BYTES):
+            return None
+        source.at += TOPIC_ID_BYTES
+        return PyBytes_FromStringAndSize(
+            <const char*>source.bytes + source.at - TOPIC_ID_BYTES, TOPIC_ID_BYTES
+        )
+    if not length(source, compact, False, &size) or size <= 0 or not has(source, size):
+        return None
+    try:
+        return text(source, size)
+    except UnicodeDecodeError:
+        return None
+
+
+cdef bint records_of(Source* source, bint compact, int32_t* index, int64_t* size) noexcept:
+    """Read a partition up to the end of its records, which have `size` bytes."""
+    if not has(source, 4):
+        return False
+    index[0] = <int32_t>be32(source.bytes + source.at)
+    source.at += 4
+    if not length(source, compact, True, size) or size[0] < 0 or not has(source, size[0]):
+        return False
+    source.at += size[0]
+    return True
 
 
 def batch(records, int version, make):
@@ -359,36 +389,67 @@ def reply(topics, int32_t throttle_time_ms, int version):
     sink.bytes, sink.at = <unsigned char*>PyBytes_AS_STRING(body), 0
     put_length(&sink, len(names), compact, True)
     for name, (topic, partitions) in zip(names, topics):
-        if type(topic) is not bytes:
-            put_length(&sink, PyBytes_GET_SIZE(name), compact, False)
-        memcpy(sink.bytes + sink.at, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
-        sink.at += PyBytes_GET_SIZE(name)
+        put_name(&sink, name, type(topic) is bytes, compact)
         put_length(&sink, len(partitions), compact, True)
         for partition in partitions:
             if partition.error_message is not None:
                 return None
-            put_partition(&sink, partition, version, compact)
+            put_row(
+                &sink,
+                partition.index,
+                partition.error_code,
+                partition.base_offset,
+                partition.log_append_time,
+                partition.log_start_offset,
+                version,
+                compact,
+            )
         if compact:
             put_length(&sink, -1, True, False)
-    if version >= 1:
-        put32(&sink, throttle_time_ms)
-    if compact:
-        put_length(&sink, -1, True, False)
+    put_end(&sink, throttle_time_ms, version, compact)
     return PyBytes_FromStringAndSize(<const char*>sink.bytes, sink.at)
 
 
-cdef put_partition(Sink* sink, partition, int version, bint compact):
-    """Write at most 48 bytes."""
-    put32(sink, <int32_t>partition.index)
-    put16(sink, <int16_t>partition.error_code)
-    put64(sink, <int64_t>partition.base_offset)
+cdef void put_name(Sink* sink, bytes name, bint is_id, bint compact) noexcept:
+    """Write a topic's name, or its id."""
+    if not is_id:
+        put_length(sink, PyBytes_GET_SIZE(name), compact, False)
+    memcpy(sink.bytes + sink.at, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+    sink.at += PyBytes_GET_SIZE(name)
+
+
+cdef void put_end(Sink* sink, int32_t throttle_time_ms, int version, bint compact) noexcept nogil:
+    """Write what follows the topics."""
+    if version >= 1:
+        put32(sink, throttle_time_ms)
+    if compact:
+        put_length(sink, -1, True, False)
+
+
+cdef void put_row(
+    Sink* sink,
+    int32_t index,
+    int16_t error_code,
+    int64_t base_offset,
+    int64_t log_append_time,
+    int64_t log_start_offset,
+    int version,
+    bint compact,
+) noexcept nogil:
+    """Write the result of a partition, at most 48 bytes."""
+    put32(sink, index)
+    put16(sink, error_code)
+    put64(sink, base_offset)
     if version >= 2:
-        put64(sink, <int64_t>partition.log_append_time)
+        put64(sink, log_append_time)
     if version >= 5:
-        put64(sink, <int64_t>partition.log_start_offset)
+        put64(sink, log_start_offset)
     if version >= 8:
         # No record errors, no message, and in the flexible versions no tagged fields.
         put_length(sink, 0, compact, True)
         put_length(sink, -1, compact, False)
         if compact:
             put_length(sink, -1, True, False)
+
+
+include "_produce.pxi"

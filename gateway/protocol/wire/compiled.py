@@ -13,7 +13,7 @@ from typing import Any
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 4
+_INTERFACE = 5
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -25,6 +25,8 @@ def _unavailable(*_: object) -> None:
 batch: Callable[..., Any] = _unavailable
 frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
+in_flight_append: Callable[..., Any] = _unavailable
+plain_produce: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
 stamp: Callable[..., Any] = _unavailable
@@ -37,10 +39,12 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
-            batch, frames, header, reply, request, stamp = (
+            batch, frames, header, in_flight_append, plain_produce, reply, request, stamp = (
                 _plain.batch,
                 _plain.frames,
                 _plain.header,
+                _plain.in_flight_append,
+                _plain.plain_produce,
                 _plain.reply,
                 _plain.request,
                 _plain.stamp,

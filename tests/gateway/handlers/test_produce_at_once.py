@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
-from gateway.handlers import produce
-from gateway.protocol.wire.produce_codec import PartitionRecords, ProduceRequest, TopicRecords
+from gateway.handlers.produce import produce_at_once
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import request
 from tests.fakes.traffic import TrafficScenario
@@ -120,8 +119,6 @@ def effects(
     """What the events leave behind: replies, logs, producer states, traffic rows and counters."""
     with pytest.MonkeyPatch.context() as patch:
         use("cython" if at_once else "python", patch)
-        if not at_once:
-            patch.setattr(produce, "_prepare_at_once", lambda request, caller: None)
         ids = count(1)
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(ids)))
         scenario = TrafficScenario(**settings)
@@ -183,10 +180,33 @@ def test_requests_served_at_once_have_the_same_effects(seed: int) -> None:
         assert at_once[name] == effect, name
 
 
-@pytest.mark.parametrize(("name", "is_expected"), [("orders", True), ("compacted", False)])
-def test_plain_requests_are_served_at_once(name: str, is_expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "records", "is_expected"),
+    [
+        ("orders", batch(), True),
+        ("orders", batch(producer=(7, 0, 0)), True),
+        ("orders", batch(is_transactional=True), False),
+        ("orders", old_set(2, magic=1), False),
+        ("compacted", batch(), False),
+        ("small", batch(10), False),
+        ("absent", batch(), False),
+    ],
+)
+def test_plain_requests_are_served_at_once(
+    name: str, records: bytes, is_expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("cython", monkeypatch)
     env = open_environment()
-    env.topic(name, **TOPICS[name])
-    env.partition(name)
-    asked = ProduceRequest(11, None, -1, 1000, [TopicRecords(name, [PartitionRecords(0, batch())])])
-    assert (produce._prepare_at_once(asked, env.caller(11)) is not None) == is_expected
+    for topic, configs in TOPICS.items():
+        env.topic(topic, **configs)
+        env.partition(topic)
+    asked = CodecRequest(
+        version=11,
+        acks=-1,
+        timeout_ms=1000,
+        topic_data=[
+            Topic(version=11, name=name, partition_data=[Partition(index=0, records=records)])
+        ],
+    )
+    served = produce_at_once(bytearray(asked.encode(version=11)), 0, env.caller(11))
+    assert (served is not None) == is_expected

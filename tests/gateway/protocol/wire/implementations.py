@@ -12,7 +12,16 @@ import pytest
 from gateway.protocol.wire import compiled
 
 IMPLEMENTATIONS = ("python", "cython")
-NAMES = ("batch", "frames", "header", "reply", "request", "stamp")
+NAMES = (
+    "batch",
+    "frames",
+    "header",
+    "in_flight_append",
+    "plain_produce",
+    "reply",
+    "request",
+    "stamp",
+)
 
 
 def unavailable(*_):
