@@ -20,6 +20,7 @@ from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import KafkaError, storage_error
 from gateway.protocol.wire import compiled
 from records import BatchHeader, stamp_batch
+from records.batch import NO_PRODUCER_ID
 from storage.log import (
     Buffer,
     Entry,
@@ -247,7 +248,7 @@ class Partition:
     def _append_batch(
         self, records: memoryview, batch: BatchHeader, now: int, topic_name: str
     ) -> SharedResult[AppendResult]:
-        log, has_producer = self.log, batch.has_producer
+        log, has_producer = self.log, batch.producer_id > NO_PRODUCER_ID
         if has_producer:
             duplicate = self.producers.check(batch, topic_name)
             if duplicate is not None:
@@ -257,7 +258,7 @@ class Partition:
                     AppendResult(duplicate.base_offset, duplicate.log_append_time)
                 )
         base_offset, end_offset = log.next_offset, log.end_offset
-        log_append_time = now if self.config.is_log_append_time else None
+        log_append_time = now if self._config.is_log_append_time else None
         if log_append_time is not None or not compiled.stamp(
             records, base_offset, log.leader_epoch
         ):

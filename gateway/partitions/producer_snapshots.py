@@ -152,8 +152,10 @@ class ProducerSnapshots:
 
     def is_due(self, partition: Partition) -> bool:
         """Whether the log has grown enough since the last snapshot and none is being written."""
-        has_grown = partition.unsaved_bytes >= SNAPSHOT_BYTES or partition.unsaved_batches >= max(
-            SNAPSHOT_BATCHES, BATCHES_PER_PRODUCER * len(partition.producers)
+        batches = partition.unsaved_batches
+        has_grown = partition.unsaved_bytes >= SNAPSHOT_BYTES or (
+            batches >= SNAPSHOT_BATCHES
+            and batches >= BATCHES_PER_PRODUCER * len(partition.producers)
         )
         return has_grown and partition not in self._saving
 

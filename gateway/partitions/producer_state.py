@@ -19,6 +19,9 @@ from records import BatchHeader
 #: Batches remembered per producer: the maximum in flight with idempotence enabled (KIP-98).
 BATCHES_TO_RETAIN = 5
 
+#: Greatest sequence; the next one is 0.
+MAX_SEQUENCE = 0x7FFFFFFF
+
 
 class BatchMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One batch of a producer: epoch, sequence range, offset range, log append time (-1: none)."""
@@ -85,7 +88,7 @@ class ProducerStateManager:
                 f"{topic_name} is the same topic as {producer.topic_name}",
             )
         last = producer.batches[-1]
-        expected = (last.last_sequence + 1) & 0x7FFFFFFF
+        expected = (last.last_sequence + 1) & MAX_SEQUENCE
         if batch.base_sequence == expected and batch.producer_epoch == last.epoch:
             # The common case. No batch that is remembered begins there: they hold far fewer than
             # 2^31 records.
@@ -127,34 +130,32 @@ class ProducerStateManager:
 
         Batches before `durable_end` can no longer fail and may be dropped.
         """
-        metadata = BatchMetadata(
-            batch.producer_epoch,
-            batch.base_sequence,
-            batch.last_sequence,
-            base_offset,
-            base_offset + batch.last_offset_delta,
-            log_append_time,
-        )
-        producer = self._put(batch.producer_id, metadata, now, durable_end)
-        if topic_name:
-            producer.topic_name = topic_name
-
-    def _put(
-        self, producer_id: int, metadata: BatchMetadata, now: int, durable_end: int
-    ) -> ProducerStateEntry:
-        producer = self._producers.pop(producer_id, None)
+        producer_id, first_sequence = batch.producer_id, batch.base_sequence
+        delta = batch.last_offset_delta
+        producers = self._producers
+        producer = producers.pop(producer_id, None)
         if producer is None:
             producer = ProducerStateEntry([], now)
             self._evict(durable_end)
         # Reinsert at the end: the dictionary is ordered by last use.
-        self._producers[producer_id] = producer
+        producers[producer_id] = producer
         producer.last_seen = now
+        if topic_name:
+            producer.topic_name = topic_name
         batches = producer.batches
-        batches.append(metadata)
+        batches.append(
+            BatchMetadata(
+                batch.producer_epoch,
+                first_sequence,
+                (first_sequence + delta) & MAX_SEQUENCE,
+                base_offset,
+                base_offset + delta,
+                log_append_time,
+            )
+        )
         # Keep the batches that may still fail, so that `rewind` finds the last durable one.
         while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
             del batches[0]
-        return producer
 
     def _evict(self, durable_end: int) -> None:
         """Make room for one more producer."""
@@ -281,7 +282,7 @@ class ProducerStateManager:
 
 def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
     """Return a placeholder for the batch before this one; no batch is a duplicate of it."""
-    return BatchMetadata(metadata.epoch, -1, (metadata.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
+    return BatchMetadata(metadata.epoch, -1, (metadata.first_sequence - 1) & MAX_SEQUENCE, -1, -1)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -190,7 +190,7 @@ class Dispatch:
         self._queued_frames.extend(frames)
         others = 0
         for frame in frames:
-            if frame[:2] != _FETCH:
+            if not frame.startswith(_FETCH):
                 others += 1
         self._long_poll.requests_arrived(others)
         self._advance()
@@ -243,25 +243,26 @@ class Dispatch:
         if self._is_advancing:
             return
         self._is_advancing = True
-        seconds = self._broker.clock.seconds
+        queued, seconds = self._queued_frames, self._broker.clock.seconds
         until = seconds() + MAX_TURN_SECONDS
         try:
             if self._ready_bytes:
                 self._send()
             for _ in range(MAX_REQUESTS_PER_TURN):
-                if not self._queued_frames or not self._may_start(self._queued_frames[0]):
+                if not queued or not self._may_start(queued[0]):
                     break
-                frame = self._queued_frames.popleft()
-                key = frame[:2]
-                if key != _FETCH:
-                    self._long_poll.request_started(is_produce=key == _PRODUCE)
+                frame = queued.popleft()
+                if frame.startswith(_PRODUCE):
+                    self._long_poll.request_started(is_produce=True)
+                elif not frame.startswith(_FETCH):
+                    self._long_poll.request_started(is_produce=False)
                 elif self._ready_bytes:
                     # A Fetch may read for long before it waits.
                     self._send()
                 self._start(frame)
                 if self._ready_bytes >= MAX_BUFFERED_REPLY_BYTES:
                     self._send()
-                if self._queued_frames and seconds() > until:
+                if queued and seconds() > until:
                     self._continue_later()
                     break
             else:
@@ -291,7 +292,7 @@ class Dispatch:
         if not self._unanswered:
             return True
         # Only appends are running. Another Produce may start; any other request waits for them.
-        return frame[:2] == _PRODUCE and self._session.is_ready
+        return frame.startswith(_PRODUCE) and self._session.is_ready
 
     def _start(self, frame: bytearray) -> None:
         request = _InFlightRequest(len(frame))
