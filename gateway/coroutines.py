@@ -14,7 +14,14 @@ from typing import Any, Generic, TypeVar, cast
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from storage.bridge import Clock, DelayedCall, SharedResult, clock_seconds, sleep
+from storage.bridge import (
+    Clock,
+    Completion,
+    DelayedCall,
+    SharedResult,
+    clock_seconds,
+    sleep,
+)
 
 T = TypeVar("T")
 
@@ -298,9 +305,12 @@ def when_ended(
 ) -> None:
     """Call `done` with the result of a store's call, or `failed`; at once if it has ended.
 
-    Neither may raise. For a Deferred, which all stores return, it costs less than a coroutine.
+    Neither may raise. For what stores return, a `Completion` or a Deferred, it costs less than a
+    coroutine.
     """
-    if type(waiting) is Deferred:
+    if isinstance(waiting, Completion):
+        waiting.when_ended(done, failed)
+    elif type(waiting) is Deferred:
         waiting.addCallbacks(done, _pass_failure, errbackArgs=(failed,))
     else:
         start(_result_of(waiting), done, failed)

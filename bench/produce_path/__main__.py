@@ -23,12 +23,12 @@ from struct import pack
 from typing import Any
 
 import msgspec
-from twisted.internet.defer import Deferred
 
 import gateway.handlers  # noqa: F401 - registers the routes
 from gateway.net.connection import KafkaConnection
 from gateway.net.flow_control import LoginBudget, MemoryBudget
 from gateway.protocol.wire import compiled
+from storage.bridge import Completion
 from storage.log import Entry, LogStatus
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.records.sample_records import Sample, batch
@@ -85,10 +85,10 @@ class HeldLog:
         self.status = LogStatus()
         self.end_offset = self.next_offset = 0
         self.size = 0
-        self._waiting: list[tuple[Deferred[None], int]] = []
+        self._waiting: list[tuple[Completion[None], int]] = []
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        done: Deferred[None] = Deferred()
+        done: Completion[None] = Completion()
         self.next_offset = entries[-1].last_offset + 1
         self._waiting.append((done, self.next_offset))
         return done

@@ -20,7 +20,9 @@ from gateway.coroutines import (
     call_later,
     gather,
     start,
+    when_ended,
 )
+from storage.bridge import Completion
 from tests.fakes.broker import Started
 
 
@@ -350,3 +352,22 @@ def test_slice_has_limited_rows():
     assert second.is_done
     assert Started(slices.take()).is_done
     assert slices.rows == SLICE_ROWS + 1
+
+
+@pytest.mark.parametrize("kind", [Completion, Deferred])
+def test_when_ended_calls_one_of_both(kind):
+    ended = []
+    done, failed = kind(), kind()
+    failure = KeyError("it")
+    when_ended(done, ended.append, lambda error: ended.append(["failed", error]))
+    when_ended(failed, ended.append, lambda error: ended.append(["failed", error]))
+    done.callback("it")
+    failed.errback(failure)
+    assert ended == ["it", ["failed", failure]]
+
+
+def test_when_ended_accepts_any_awaitable():
+    source, ended = Deferred(), []
+    when_ended(value_of(source), ended.append, ended.append)
+    source.callback("it")
+    assert ended == ["it"]

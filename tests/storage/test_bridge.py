@@ -15,6 +15,7 @@ from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
 from storage.bridge import (
+    Completion,
     ReactorCallQueue,
     SharedResult,
     SingleFlightCache,
@@ -200,6 +201,63 @@ def test_cancelled_wait_for_pending_has_no_effect():
     assert (is_made, outcome.check(CancelledError)) == (False, CancelledError)
     making.callback("one")
     assert got.result == "one"
+
+
+# Completion
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_completion_passes_result_or_failure_to_its_waiter(is_early):
+    ended = []
+    done, failed = Completion(), Completion()
+    failure = KeyError("it")
+
+    def watch():
+        for one in (done, failed):
+            one.when_ended(ended.append, lambda error: ended.append(["failed", error]))
+
+    if not is_early:
+        watch()
+    done.callback("it")
+    failed.errback(failure)
+    if is_early:
+        watch()
+    assert ended == ["it", ["failed", failure]]
+
+
+def test_awaited_completion_returns_result_or_raises():
+    async def wait(one):
+        return await one
+
+    early, late, failed = Completion(), Completion(), Completion()
+    early.callback(1)
+    runs = [Started(wait(one)) for one in (early, late, failed)]
+    late.callback(2)
+    failed.errback(failure := KeyError("it"))
+    assert [runs[0].result, runs[1].result, runs[2].failure] == [1, 2, failure]
+
+
+def test_completion_ends_after_cancelled_wait():
+    async def wait(one):
+        return await one
+
+    for end in (lambda one: one.callback(1), lambda one: one.errback(KeyError())):
+        completion = Completion()
+        waiting = Started(wait(completion))
+        waiting.cancel()
+        end(completion)
+        assert isinstance(waiting.failure, CancelledError)
+
+
+@pytest.mark.parametrize("ending", ["callback", "errback"])
+def test_error_of_completions_waiter_does_not_reach_its_store(ending, caplog):
+    def fail(_):
+        raise ValueError("bug")
+
+    completion = Completion()
+    completion.when_ended(fail, fail)
+    getattr(completion, ending)(KeyError())
+    assert caplog.records[0].exc_info[0] is ValueError
 
 
 # SharedResult
