@@ -569,8 +569,9 @@ class Dispatch:
         buffers: list[Buffer] = []
         reply: list[Buffer] | None = None
         freed = answered = 0
-        while self._in_flight and (reply := self._in_flight[0].reply) is not None:
-            freed += self._in_flight.popleft().size
+        in_flight = self._in_flight
+        while in_flight and (reply := in_flight[0].reply) is not None:
+            freed += in_flight.popleft().size
             answered += 1
             buffers += reply
         self._ready_bytes = 0

@@ -34,7 +34,7 @@ cdef class InFlightAppend:
         if assigned is not None:
             result = partition.assign(self.batch, result, assigned, self._now)
         if self.batch is not None:
-            (<dict>partition.in_flight).pop(self._queued.base_offset, None)
+            (<dict?>partition.in_flight).pop(self._queued.base_offset, None)
         self._result = result
         self.end()
 
@@ -106,7 +106,7 @@ cdef class PlainProduce:
     cdef Part* _parts
     cdef Py_ssize_t _count, _missing
     cdef object _caller, _stored, _respond, _then, _outcome
-    cdef bint _has_outcome
+    cdef bint _has_outcome, _is_stored
 
     def __dealloc__(self):
         PyMem_Free(self._parts)
@@ -127,11 +127,13 @@ cdef class PlainProduce:
         cdef Part* part
         cdef Py_ssize_t number
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
+        if len(opened) != len(self.topics):
+            raise ValueError("one item for each topic is required")
         view = memoryview(self.frame)
         ready = []
         for number in range(self._count):
             part = self._parts + number
-            partition = (<dict>opened[part.topic]).get(part.index)
+            partition = (<dict?>opened[part.topic]).get(part.index)
             if partition is None or part.size > <Py_ssize_t>partition.plain_bytes:
                 return None
             if part.has_producer and (has_refused or partition.recovery is not None):
@@ -151,6 +153,8 @@ cdef class PlainProduce:
         cdef Part* part
         cdef Py_ssize_t number
         cdef int64_t records = 0, size = 0
+        if len(batches) <= (BATCHES_OF_FORMAT_2 | CODEC_MASK):
+            raise ValueError("the list is too short")
         for number in range(self._count):
             part = self._parts + number
             if part.topic == topic:
@@ -165,6 +169,8 @@ cdef class PlainProduce:
         If all of them succeed, `stored` is called with each partition. Otherwise `respond(self,
         caller)` returns the response or the failure. Neither may raise.
         """
+        if len(appends) != self._count:
+            raise ValueError("one item for each partition is required")
         self.appends = appends
         self._caller, self._stored, self._respond = caller, stored, respond
         self._missing = len(appends) + 1
@@ -185,10 +191,12 @@ cdef class PlainProduce:
         if all_stored(self.appends):
             for append in self.appends:
                 self._stored(append._partition)
-            self._outcome = self if self.acks else None
+            # Not `_outcome`: a reference to itself would keep the request's bytes.
+            self._is_stored = True
         else:
             self._outcome = self._respond(self, self._caller)
         self._has_outcome = True
+        self._caller = self._stored = self._respond = None
         then, self._then = self._then, None
         if then is not None:
             then()
@@ -201,7 +209,9 @@ cdef class PlainProduce:
             self._then = call
 
     def outcome(self, pending):
-        return self._outcome if self._has_outcome else pending
+        if not self._has_outcome:
+            return pending
+        return self if self._is_stored and self.acks else self._outcome
 
     def body(self):
         """Return the body of the reply, if every append succeeded."""
@@ -209,6 +219,8 @@ cdef class PlainProduce:
         cdef InFlightAppend append
         cdef Py_ssize_t topic, end, number = 0, most = 16 + 48 * self._count
         cdef bint compact = self.version >= FIRST_FLEXIBLE
+        if not self._is_stored:
+            raise ValueError("not every batch is stored")
         names = [name if type(name) is bytes else (<str>name).encode() for name in self.topics]
         for name in names:
             most += 16 + PyBytes_GET_SIZE(name)

@@ -6,6 +6,7 @@ other one, and every one without the compiled code, passes through coroutines an
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Sequence
 from itertools import count
@@ -64,6 +65,17 @@ def record_set(random: Random) -> bytes | None:
         if random.random() < 0.5:
             pack_into(">I", records, 17, crc32c(bytes(records[21:])))
     return bytes(records)
+
+
+def plain_request(name: str, records: bytes) -> CodecRequest:
+    return CodecRequest(
+        version=11,
+        acks=-1,
+        timeout_ms=1000,
+        topic_data=[
+            Topic(version=11, name=name, partition_data=[Partition(index=0, records=records)])
+        ],
+    )
 
 
 def frame(random: Random) -> bytes:
@@ -200,13 +212,42 @@ def test_plain_requests_are_served_at_once(
     for topic, configs in TOPICS.items():
         env.topic(topic, **configs)
         env.partition(topic)
-    asked = CodecRequest(
-        version=11,
-        acks=-1,
-        timeout_ms=1000,
-        topic_data=[
-            Topic(version=11, name=name, partition_data=[Partition(index=0, records=records)])
-        ],
-    )
-    served = produce_at_once(bytearray(asked.encode(version=11)), 0, env.caller(11))
-    assert (served is not None) == is_expected
+    frame = bytearray(plain_request(name, records).encode(version=11))
+    assert (produce_at_once(frame, 0, env.caller(11)) is not None) == is_expected
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_answered_requests_are_freed_without_garbage_collector(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    env = scenario.env
+    env.topic("orders")
+    env.partition("orders")
+    client = scenario.connect()
+    gc.collect()
+    gc.disable()
+    try:
+        env.store.hold()
+        env.store.refuse_writes = is_refused
+        for sequence in (0, 1, 1):
+            asked = plain_request("orders", bytes(batch(producer=(7, 0, sequence))))
+            client.send(request(asked, client_id="me"))
+        in_flight = left("PlainProduce")
+        env.store.release()
+        env.clock.advance(0)
+        replies = client.receive()
+        assert (in_flight, len(replies), left("PlainProduce"), left("InFlightAppend")) == (
+            3,
+            3,
+            0,
+            0,
+        )
+    finally:
+        gc.enable()
+
+
+def left(kind: str) -> int:
+    """The number of objects of a compiled class."""
+    return sum(type(one).__name__ == kind for one in gc.get_objects())
