@@ -117,9 +117,7 @@ def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedR
         if partitions is None:
             return None
         opened.append(partitions)
-    refused = topics.refused_batches
-    has_refused = len(refused) > 0 and refused.has_any(broker.clock.seconds())
-    ready = request.find(opened, has_refused, BatchHeader)
+    ready = request.find(opened, _has_refused(caller), BatchHeader)
     if ready is None:
         return None
     now = broker.now()
@@ -133,6 +131,12 @@ def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedR
     caller.traffic.produced_at_once(request)
     request.wait(appends, caller, topics.save_if_due, _respond_at_once)
     return _delayed(request, request, partial(_timeout_at_once, request, caller))
+
+
+def _has_refused(caller: Caller) -> bool:
+    """Whether producers may still send refused batches again; forgets the other producers."""
+    refused = caller.broker.topics.refused_batches
+    return len(refused) > 0 and refused.has_any(caller.broker.clock.seconds())
 
 
 def _respond_at_once(request: Any, caller: Caller) -> ProduceResponse | BaseException | None:
@@ -164,6 +168,7 @@ def produce(
     request: ProduceRequest, caller: Caller
 ) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Append record batches."""
+    _has_refused(caller)
     return append_records(request, caller, _prepare_batch)
 
 
