@@ -57,13 +57,16 @@ class SlowLedShards:
         """The next calls of `TopicCatalog.reload`."""
         self.side_topics: list[tuple[bytes, int]] = []
         """Deleted side topics: key of the partition and generation."""
+        self.side_topic_deleted: Deferred[None] = succeed(None)
+        self.is_created_again = False
+        """Whether another program has created `gone` again, with the same id."""
         catalog = SimpleNamespace(
             topics=self.topics,
             topic_ids=set(),
             full_name=lambda name, index: f"{name}-{index}",
             entry_format=lambda name: self.format,
             reload=self.reload,
-            is_deleted=lambda topic_id: topic_id == GONE.topic_id,
+            is_deleted=lambda topic_id: topic_id == GONE.topic_id and not self.is_created_again,
         )
         unused: Any = None
         self.led = LedShards(
@@ -89,6 +92,7 @@ class SlowLedShards:
 
     async def delete_side_topic(self, key: bytes, generation: int) -> None:
         self.side_topics.append((key, generation))
+        await self.side_topic_deleted
 
     async def open(self, *_: object) -> OpenedLog:
         """`PulsarLogOpener.open`."""
@@ -199,6 +203,38 @@ def test_led_shards_drop_partitions_that_this_process_never_opened(shards: SlowL
     shards.led.topic_deleted(GONE)
     assert len(rows.puts) == 1
     assert list(shards.led._shards[0].partitions) == [partition_key(topic("orders").topic_id, 0)]
+
+
+def test_partitions_of_a_topic_that_was_created_again_are_kept(shards: SlowLedShards) -> None:
+    """The deletion of the first partition takes long."""
+    rows = PartitionTable()
+    shard = shards.led._shards[0] = loaded_shard(rows)
+    second = partition_key(GONE.topic_id, 1)
+    shard.partitions[second] = PartitionState(cast(Any, rows), second, PartitionRow())
+    shards.side_topic_deleted = Deferred()
+    shards.led.topic_deleted(GONE)
+    shards.is_created_again = True
+    shards.topics["gone"] = GONE
+    early = shards.begin("gone")
+    assert isinstance(early.failure, StorageFailed)
+    shards.side_topic_deleted.callback(None)
+    assert second in shard.partitions
+    assert len(rows.puts) == 1
+    shards.producer.callback(None)
+    assert shards.begin("gone").failure is None
+
+
+def test_log_whose_state_was_deleted_while_it_was_opened_is_not_used(
+    shards: SlowLedShards,
+) -> None:
+    shard = shards.led._shards[0] = loaded_shard(PartitionTable())
+    shards.topics["gone"] = GONE
+    opening = shards.begin("gone")
+    shards.led.topic_deleted(GONE)
+    shards.producer.callback(None)
+    assert isinstance(opening.failure, StorageFailed)
+    assert partition_key(GONE.topic_id, 0) not in shard.partitions
+    assert shards.begin("gone").failure is None
 
 
 def test_state_that_cannot_be_deleted_is_logged(
