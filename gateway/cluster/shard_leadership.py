@@ -137,11 +137,16 @@ class ShardLeadership:
         self._opening_count = 0
         self._is_starting = False
         self._watchers: list[Callable[[int, ShardState], None]] = []
+        self._on_resume: list[Callable[[], None]] = []
         store.when_shard_lost(self._lost)
 
     def watch(self, call: Callable[[int, ShardState], None]) -> None:
         """Call `call` with a shard and its new state after each change of a state."""
         self._watchers.append(call)
+
+    def watch_resume(self, call: Callable[[], None]) -> None:
+        """Call `call` each time this gateway may serve again, and also if it still may."""
+        self._on_resume.append(call)
 
     def state_of(self, shard: int) -> ShardState:
         return self._shards[shard].state
@@ -185,6 +190,8 @@ class ShardLeadership:
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.succeed(None)
+        for call in self._on_resume:
+            call()
 
     def require(self, shard: int) -> bool:
         """Return whether the shard may be served now; False if it will be, so that `wait` helps.

@@ -257,6 +257,15 @@ def test_requests_are_refused_at_once_after_a_long_suspension(bench):
     assert bench.wait(3).is_done
 
 
+def test_resume_is_reported_also_if_no_request_was_held(bench):
+    resumed = []
+    bench.leadership.watch_resume(lambda: resumed.append(True))
+    bench.leadership.resume()
+    bench.leadership.suspend()
+    bench.leadership.resume()
+    assert len(resumed) == 2
+
+
 def test_gateway_that_is_cut_off_holds_no_request(bench):
     is_permitted = True
     bench.leadership.may_serve = lambda: is_permitted
