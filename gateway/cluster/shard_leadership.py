@@ -214,12 +214,12 @@ class ShardLeadership:
         deadline = self._clock.seconds() + seconds
         while not self.require(shard):
             one = self._shards[shard]
-            left = deadline - self._clock.seconds()
+            left = min(deadline - self._clock.seconds(), self._left_to_hold(seconds))
             try:
                 if self._is_refusing:
                     raise NotLeader("this gateway is cut off from the cluster")
                 if one.state is ShardState.OPEN:
-                    await self._wait_until_serving(min(left, self._left_to_hold(seconds)))
+                    await self._wait_until_serving(left)
                 else:
                     await self._wait_until_open(one, left)
             except TimeoutError:

@@ -257,6 +257,22 @@ def test_requests_are_refused_at_once_after_a_long_suspension(bench):
     assert bench.wait(3).is_done
 
 
+def test_requests_for_shards_that_open_are_refused_after_a_long_suspension(bench):
+    slow = bench.slow()
+    bench.leadership.lead(3, 1)
+    bench.leadership.suspend()
+    bench.clock.advance(4)
+    waiting = bench.wait(3)
+    assert not waiting.is_done
+    bench.clock.advance(1)
+    assert isinstance(waiting.failure, NotLeader)
+    assert isinstance(bench.wait(3).failure, NotLeader)
+    bench.leadership.resume()
+    waiting = bench.wait(3)
+    slow.callback(None)
+    assert waiting.failure is None
+
+
 def test_resume_is_reported_also_if_no_request_was_held(bench):
     resumed = []
     bench.leadership.watch_resume(lambda: resumed.append(True))
