@@ -9,9 +9,9 @@ from typing import Any
 
 import pulsar
 
-from storage.log import StorageError, StorageFailed
+from storage.log import LOG_CLOSED, LogClosed, StorageError, StorageFailed
 from storage.plain_records import BatchFormat
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.topic_readers import ReaderSource
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import START, EntryAssembler, MessageIdParser
 from storage.pulsar.native.native_reader import (
@@ -59,30 +59,32 @@ class TailReader:
 
     def __init__(
         self,
-        client: PulsarClient,
-        topic: str,
+        source: ReaderSource,
         batch_format: BatchFormat,
         after: Position,
         on_entry: Callable[[PackedEntry], None],
         on_failure: Callable[[StorageError], None],
     ) -> None:
-        self._client = client
-        self._topic = topic
+        self._source = source
+        self._client = source.client
         self._format = batch_format
         self._after = after
         self._assembler = EntryAssembler(after)
         self._id_parser = MessageIdParser()
         self._on_entry = on_entry
         self._on_failure = on_failure
-        self._gate = ByteGate(client.settings.arriving_bytes)
+        self._gate = ByteGate(source.client.settings.arriving_bytes)
         self._is_closed = False
         self._reader: Any = None
 
     async def open(self) -> None:
-        start = pulsar.MessageId.earliest if self._after == START else reading_start(self._after)
-        self._reader = await self._client.run(
-            lambda: self._client.reader(self._topic, start, listener=self._on_message)
-        )
+        """Open the reader. Raises StorageError, and LogClosed if this is closed meanwhile."""
+        start = None if self._after == START else reading_start(self._after)
+        reader = await self._client.run(lambda: self._source.open(start, listener=self._on_message))
+        if self._is_closed:
+            await self._client.run(lambda: self._source.close(reader))
+            raise LogClosed(LOG_CLOSED)
+        self._reader = reader
 
     def _on_message(self, reader: Any, message: pulsar.Message) -> None:
         """Called in the library's thread. Must not raise."""
@@ -114,11 +116,4 @@ class TailReader:
         self._gate.close()
         reader, self._reader = self._reader, None
         if reader is not None:
-            await self._client.run(lambda: _close(reader))
-
-
-def _close(reader: Any) -> None:
-    try:
-        reader.close()
-    except pulsar.PulsarException:  # closed already
-        return
+            await self._client.run(lambda: self._source.close(reader))
