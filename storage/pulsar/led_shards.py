@@ -238,6 +238,8 @@ class LedShards:
         topic = self._catalog.topics.get(name)
         try:
             self._check_open()
+            # A log in the format `pulsar` may have ended because of an entry that was read.
+            log.status.check_open()
             if topic is None or partition_key(topic.topic_id, index) != key:
                 raise UnknownTopic(f"topic {name} was deleted while it was opened")
             if partition.is_deleted:

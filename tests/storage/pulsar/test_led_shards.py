@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
-from storage.log import LogClosed, StorageFailed, UnknownTopic
+from storage.log import Fenced, LogClosed, LogStatus, StorageFailed, UnknownTopic
 from storage.pulsar import led_shards
 from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
 from storage.pulsar.led_shards import LedShards
@@ -37,6 +37,7 @@ class OpenedLog:
     is_closed = False
 
     def __init__(self) -> None:
+        self.status = LogStatus()
         self.disconnected: Deferred[None] = succeed(None)
 
     def disconnect(self) -> Deferred[None]:
@@ -53,6 +54,8 @@ class SlowLedShards:
         self.producer: Deferred[None] = Deferred()
         self.opened: list[OpenedLog] = []
         self.format = "mixed_kafka"
+        self.ends_early = False
+        """Whether logs end while they are opened."""
         self.reloads: list[Deferred[None]] = []
         """The next calls of `TopicCatalog.reload`."""
         self.side_topics: list[tuple[bytes, int]] = []
@@ -98,6 +101,8 @@ class SlowLedShards:
         """`PulsarLogOpener.open`."""
         await self.producer
         self.opened.append(OpenedLog())
+        if self.ends_early:
+            self.opened[-1].status.end(Fenced("an entry cannot be read"))
         return self.opened[-1]
 
     def begin(self, name: str) -> Started:
@@ -258,6 +263,15 @@ def test_log_opened_in_a_former_entry_format_is_not_used(shards: SlowLedShards) 
     assert isinstance(opening.failure, StorageFailed)
     assert shards.opened[0].is_closed
     assert shards.led.applied_revision == 9
+
+
+def test_log_that_ended_while_it_was_opened_is_opened_again(shards: SlowLedShards) -> None:
+    shards.producer.callback(None)
+    shards.ends_early = True
+    assert isinstance(shards.begin("orders").failure, Fenced)
+    assert shards.opened[0].is_closed
+    shards.ends_early = False
+    assert shards.begin("orders").result is shards.opened[1]
 
 
 def test_topic_is_looked_up_once_its_opening_no_longer_delays_a_deletion(
