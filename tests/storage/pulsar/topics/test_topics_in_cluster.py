@@ -280,6 +280,33 @@ def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None
     assert not cluster.following.catalog.is_deleted(topic("orders").topic_id)
 
 
+def test_topic_that_a_list_leaves_out_is_not_gone(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    cluster.refresh()
+    assert names(cluster.following) == ["orders"]
+
+
+def test_missing_topic_that_cannot_be_looked_up_is_not_gone(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    cluster.pulsar.fails["orders/partitions"] = AdminFailed("overloaded", 503, "overloaded")
+    cluster.refresh()
+    assert names(cluster.following) == ["orders"]
+
+
+def test_interrupted_deletion_is_not_final_if_a_list_leaves_the_topic_out(
+    cluster: TwoGateways,
+) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.waits_for_replay = True
+    begin(cluster.leading.catalog.delete("orders"))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    get(cluster.elect(cluster.following))
+    assert names(cluster.leading) == ["orders"]
+    assert not cluster.leading.catalog.is_deleted(topic("orders").topic_id)
+
+
 def test_every_gateway_knows_which_topics_were_deleted_also_after_its_start(
     cluster: TwoGateways,
 ) -> None:
