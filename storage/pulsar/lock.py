@@ -37,7 +37,9 @@ from storage.bridge import DelayedCall, Reactor
 from storage.cluster import OtherController
 from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.reconnection import Reconnection
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import LOCK_TOPIC
 from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
@@ -99,6 +101,8 @@ class StoreLock:
         self._holder: LockHolder | None = None
         self._timer: DelayedCall | None = None
         self._on_lost: Callable[[str], None] = lambda reason: None
+        self._reconnection = Reconnection(reactor.seconds)
+        """Asked after each failed heartbeat."""
         self._refused_since: float | None = None
         self._refused_by: str | None = None
         """Token of the controller that refused the last attempt to take the lock."""
@@ -176,6 +180,7 @@ class StoreLock:
             return producer
 
         self._producer = await self._client.run(open_and_announce)
+        self._reconnection.connected()
         self._holder = holder
         self._refused_since = None
         self._refused_by = None
@@ -246,6 +251,7 @@ class StoreLock:
         if result == pulsar.Result.Ok:
             self._refused_since = None
             self._has_logged_failure = False
+            self._reconnection.connected()
             if self._queued_confirmations:
                 self._settle_confirmations()
                 if producer is self._producer:
@@ -253,7 +259,10 @@ class StoreLock:
             else:
                 self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
                 self._settle_confirmations()
-        elif result in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
+        elif result in (
+            pulsar.Result.ProducerFenced,
+            pulsar.Result.AlreadyClosed,
+        ) or self._reconnection.has_given_up(producer):
             self._reacquire()
         else:
             if not self._has_logged_failure:
@@ -290,12 +299,16 @@ class StoreLock:
         self._timer = self._reactor.callLater(delay, call)
 
     def _reacquire(self) -> None:
-        """Handle a refusal by the broker: reacquire the lock if no other process holds it."""
+        """Open a new producer, if no other process holds the lock.
+
+        The broker has refused the present one, or the library does not reconnect it.
+        """
         self._timer = None
         if self._refused_since is None:
             self._refused_since = time.monotonic()
             log.warning(
-                "store lock refused by Pulsar, reacquiring it unless another gateway has taken it"
+                "store lock refused by Pulsar or not reconnected, reacquiring it unless another "
+                "gateway has taken it"
             )
         Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
             self._reacquire_failed
@@ -324,6 +337,8 @@ class StoreLock:
             await self._client.run(producer.close)
             return
         self._producer = producer
+        self._reconnection.connected()
+        close_producer(self._client, refused)
         log.warning("store lock reacquired")
         self._heartbeat()
 
@@ -341,7 +356,7 @@ class StoreLock:
             self._schedule(RETRY_SECONDS, self._reacquire)
 
     def _mark_lost(self, reason: str) -> None:
-        self._drop_producer()
+        close_producer(self._client, self._drop_producer())
         self._on_lost(reason)
 
     def _drop_producer(self) -> Any:

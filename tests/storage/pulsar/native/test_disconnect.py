@@ -9,8 +9,10 @@ from typing import Any, cast
 import pulsar
 import pytest
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
 
 from storage.log import Fenced, LogClosed
+from storage.pulsar.client.reconnection import GIVE_UP_SECONDS, Reconnection
 from storage.pulsar.log.format_history import MultiFormatLog
 from storage.pulsar.log.format_ranges import NativeRangeReader
 from storage.pulsar.log.offset_index import Position
@@ -19,7 +21,7 @@ from storage.pulsar.native.message_offsets import START
 from storage.pulsar.native.native_log import NativeLog, NativeLogBounds
 from storage.pulsar.native.native_reader import NativeReader
 from storage.pulsar.native.stored_entries import NativeEntries
-from storage.pulsar.native.tail_reader import TailReader
+from storage.pulsar.native.tail_reader import CHECK_SECONDS, TailReader
 from storage.pulsar.settings import PulsarSettings
 from storage.tail import TailCache
 from tests.fakes.broker import Started
@@ -35,6 +37,9 @@ class LibraryReader:
     def read_next(self, _: int) -> Any:
         self.on_read()
         raise pulsar.Timeout
+
+    def is_connected(self) -> bool:
+        return False
 
     def has_message_available(self) -> bool:
         return False
@@ -53,6 +58,7 @@ class HeldClient:
         self.is_held = False
         self.on_read: Callable[[], None] = lambda: None
         self.opened: list[LibraryReader] = []
+        self.pauses: list[Deferred[None]] = []
         self._calls: list[tuple[Callable[[], Any], Deferred[Any]]] = []
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
@@ -61,6 +67,10 @@ class HeldClient:
         if not self.is_held:
             self.run_calls()
         return done
+
+    def pause(self, seconds: float) -> Deferred[None]:
+        self.pauses.append(Deferred())
+        return self.pauses[-1]
 
     def run_calls(self) -> None:
         while self._calls:
@@ -148,6 +158,34 @@ def test_reader_of_the_log_end_is_closed_if_the_log_ends_while_it_opens(
     assert isinstance(opening.failure, LogClosed)
     assert all(one.is_closed for one in client.opened)
     assert disconnected.is_done
+
+
+def test_log_ends_if_the_reader_of_its_end_is_not_reconnected(
+    client: HeldClient, entries: NativeEntries
+) -> None:
+    clock, failures = Clock(), []
+    tail = TailReader(entries.source, cast(Any, None), START, lambda packed: None, failures.append)
+    tail._reconnection = Reconnection(clock.seconds)
+    Started(tail.open())
+    for _ in range(round(GIVE_UP_SECONDS / CHECK_SECONDS) + 1):
+        assert failures == []
+        clock.advance(CHECK_SECONDS)
+        client.pauses.pop(0).callback(None)
+    assert len(failures) == 1
+    assert client.pauses == []
+
+
+def test_closed_reader_of_the_log_end_is_not_checked(
+    client: HeldClient, entries: NativeEntries
+) -> None:
+    tail = TailReader(
+        entries.source, cast(Any, None), START, lambda packed: None, lambda error: None
+    )
+    Started(tail.open())
+    Started(tail.close())
+    assert client.pauses.pop(0).called
+    assert client.pauses == []
+    assert client.opened[0].is_closed
 
 
 @pytest.fixture
