@@ -12,6 +12,7 @@ from twisted.internet.defer import (
     DeferredList,
     DeferredLock,
     DeferredSemaphore,
+    maybeDeferred,
 )
 
 from storage.bridge import Reactor, SingleFlightCache
@@ -361,7 +362,8 @@ class LedShards:
             self._disconnecting -= 1
 
         self._disconnecting += 1
-        closing = self._within("a log that is not valid any more", log.disconnect())
+        # A bug must not stop the others, nor delay all changes of topics for ever.
+        closing = self._within("a log that is not valid any more", maybeDeferred(log.disconnect))
         Deferred.fromCoroutine(closing).addBoth(disconnected)
 
     def _entry_format(self, name: str) -> str:

@@ -35,6 +35,7 @@ async def within(what: str, step: Deferred[Any]) -> None:
 
 class OpenedLog:
     is_closed = False
+    bug: Exception | None = None
 
     def __init__(self) -> None:
         self.status = LogStatus()
@@ -42,6 +43,8 @@ class OpenedLog:
 
     def disconnect(self) -> Deferred[None]:
         self.is_closed = True
+        if self.bug is not None:
+            raise self.bug
         return self.disconnected
 
 
@@ -312,3 +315,18 @@ def test_deletion_is_applied_once_the_logs_of_the_topic_are_disconnected(
     assert shards.led.applied_revision == 7
     log.disconnected.callback(None)
     assert shards.led.applied_revision == 8
+
+
+def test_bug_while_a_log_is_closed_does_not_stop_the_others(shards: SlowLedShards) -> None:
+    shards.producer.callback(None)
+    logs = [shards.begin(name).result for name in ("orders", "bills")]
+    for name, log in zip(("orders", "bills"), logs, strict=True):
+        log.partition = SimpleNamespace(
+            key=partition_key(topic(name).topic_id, 0), row=PartitionRow()
+        )
+    logs[0].bug = ZeroDivisionError()
+    for name in ("orders", "bills"):
+        shards.delete(name)
+    shards.led.topics_changed()
+    assert logs[1].is_closed
+    assert shards.led.applied_revision == shards.revision

@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 
-from storage.log import LogClosed
+from storage.log import Fenced, LogClosed, StorageFailed
 from storage.pulsar.client.reconnection import (
     GIVE_UP_SECONDS,
     READER_GIVE_UP_SECONDS,
@@ -74,11 +74,23 @@ class ClientOfProducers:
 
     def __init__(self) -> None:
         self.opened: list[SilentProducer] = []
+        self.refusals: list[Exception] = []
+        """Raised by the next calls of `producer`."""
+        self.pauses: list[Deferred[None]] = []
+
+    def pause(self, seconds: float) -> Deferred[None]:
+        self.pauses.append(Deferred())
+        return self.pauses[-1]
+
+    def last_json(self, *_: object) -> Any:
+        raise ZeroDivisionError
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
         return execute(call)
 
     def producer(self, *_: object, **__: object) -> SilentProducer:
+        if self.refusals:
+            raise self.refusals.pop(0)
         self.opened.append(SilentProducer())
         return self.opened[-1]
 
@@ -111,6 +123,21 @@ def test_node_id_is_claimed_again(client: ClientOfProducers, clock: Clock) -> No
     first.answer(pulsar.Result.AlreadyClosed)
     clock.pump([0.5] * (2 * round(GIVE_UP_SECONDS / 0.5)))
     assert len(client.opened) == 2
+
+
+def test_node_id_is_claimed_again_after_any_failure(
+    client: ClientOfProducers, clock: Clock
+) -> None:
+    """Also if an unexpected error occurs while the holder of the topic is looked up."""
+    presence = PulsarPresence(cast(Any, client), cast(Any, None), SETTINGS, cast(Any, clock))
+    holder = presence._holder = NodeHolder("incarnation", "node 1", "host", 1, 0.0)
+    client.refusals = [Fenced("taken"), StorageFailed("no broker"), ZeroDivisionError()]
+    claiming = Deferred.fromCoroutine(presence._claim_again(holder))
+    for _ in range(3):
+        assert client.opened == []
+        client.pauses.pop(0).callback(None)
+    assert claiming.called
+    assert len(client.opened) == 1
 
 
 @pytest.mark.parametrize(("is_attached", "opened"), [(False, 2), (True, 1)])

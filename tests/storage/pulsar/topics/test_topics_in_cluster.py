@@ -271,6 +271,22 @@ def test_followers_notice_deletions_once_they_are_final(cluster: TwoGateways) ->
     assert cluster.leading.deletions == []
 
 
+def test_watcher_that_raises_does_not_stop_the_others(
+    cluster: TwoGateways, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+    catalog = cluster.following.catalog
+    catalog.watch(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    catalog.watch(lambda: told.append("changed"))
+    catalog.watch_deletions(lambda topic: 1 // 0)  # type: ignore[arg-type,return-value]
+    catalog.watch_deletions(lambda topic: told.append(topic.name))
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    get(begin(cluster.leading.catalog.delete("orders")))
+    assert told[0] == "changed"
+    assert told[-1] == "orders"
+    assert "bug: a watcher of topics raised" in caplog.text
+
+
 def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None:
     get(begin(cluster.leading.catalog.create(topic("orders"))))
     del cluster.pulsar.partitions[THERE + "orders"]
