@@ -89,7 +89,7 @@ class PulsarMetadataLog:
         self.topic = table_topic(settings, TABLE)
         self._replay = Replay()
         self._follower = LogFollower(client, admin, reactor, self.topic, self._replay)
-        self._lock = StoreLock(client, admin, settings, reactor, cluster=True)
+        self._lock = StoreLock(client, admin, settings, reactor)
         self._lock.when_lost(self._lost)
         self._changing_role = DeferredLock()
         self._term: WriterTerm | None = None
