@@ -54,7 +54,7 @@ class PartitionReopener:
         self._queue: deque[tuple[int, bytes, int]] = deque()
         self._workers = 0
         leadership.watch(self._on_shard)
-        leadership.watch_resume(self._start_workers)
+        leadership.watch_serving(lambda _: self._start_workers())
 
     def _on_shard(self, shard: int, state: ShardState) -> None:
         if state is not ShardState.OPEN:

@@ -37,8 +37,8 @@ class Reopened:
     def watch(self, call: Any) -> None:
         self._calls.append(call)
 
-    def watch_resume(self, call: Any) -> None:
-        self.resume = call
+    def watch_serving(self, call: Any) -> None:
+        self.change_serving = call
 
     def may_serve(self) -> bool:
         return self.has_lease
@@ -123,7 +123,7 @@ def test_partitions_are_opened_once_the_gateway_is_no_longer_cut_off(gateway):
     assert not gateway.under_way
     gateway.asked.clear()
     gateway.has_lease = True
-    gateway.resume()
+    gateway.change_serving(True)
     while gateway.under_way:
         gateway.finish()
     assert sorted(gateway.asked) == list(range(7))
@@ -135,5 +135,5 @@ def test_partitions_of_a_shard_that_is_opened_again_are_queued_once(gateway):
     for shard in (0, 1, 0):
         gateway.change(shard, ShardState.OPEN)
     gateway.has_lease = True
-    gateway.resume()
+    gateway.change_serving(True)
     assert sorted(gateway.asked) == [0, 1, 2]

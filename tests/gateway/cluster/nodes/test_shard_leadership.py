@@ -273,13 +273,14 @@ def test_requests_for_shards_that_open_are_refused_after_a_long_suspension(bench
     assert waiting.failure is None
 
 
-def test_resume_is_reported_also_if_no_request_was_held(bench):
-    resumed = []
-    bench.leadership.watch_resume(lambda: resumed.append(True))
+def test_suspension_and_each_resume_are_reported(bench):
+    reported = []
+    bench.leadership.watch_serving(reported.append)
     bench.leadership.resume()
     bench.leadership.suspend()
+    bench.leadership.suspend()
     bench.leadership.resume()
-    assert len(resumed) == 2
+    assert reported == [True, False, True]
 
 
 def test_gateway_that_is_cut_off_holds_no_request(bench):
