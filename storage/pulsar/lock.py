@@ -316,11 +316,14 @@ class StoreLock:
         try:
             producer = await self._open(Access.Exclusive)
         except Fenced:
+            if self._producer is not refused:
+                # The lock was released, and may have been taken again.
+                return
             if time.monotonic() - self._refused_since > self._settings.lock_contest_seconds:
                 self._mark_lost(
                     "another producer holds the store's lock and has not announced itself"
                 )
-            elif self._producer is refused:
+            else:
                 self._schedule(RETRY_SECONDS, self._reacquire)
             return
         if self._producer is not refused:

@@ -11,6 +11,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
+from storage.log import Fenced
 from storage.pulsar.client.reconnection import GIVE_UP_SECONDS
 from storage.pulsar.lock import LockHolder, StoreLock
 from storage.pulsar.settings import PulsarSettings
@@ -25,6 +26,9 @@ class SilentProducer:
 
     def is_connected(self) -> bool:
         return self.is_attached
+
+    def send(self, _: bytes) -> None:
+        pass
 
     def send_async(self, _: bytes, answered: Callable[[Any, object], None]) -> None:
         self.answers.append(answered)
@@ -118,6 +122,28 @@ def test_lock_whose_producer_is_not_reconnected_is_reacquired(
     opened.answers.pop()(pulsar.Result.Ok, None)
     opened.answers.pop()(pulsar.Result.Ok, None)
     assert confirmed.called
+
+
+def test_lock_that_is_taken_again_is_not_lost_by_an_earlier_attempt_to_reacquire_it(
+    lock: Any, producer: SilentProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[str] = []
+    lock.when_lost(lost.append)
+    openings: list[Deferred[Any]] = []
+
+    def opened(_: object) -> Deferred[Any]:
+        openings.append(Deferred())
+        return openings[-1]
+
+    lock._open = opened
+    lock.confirm().addErrback(lambda _: None)
+    producer.answers.pop()(pulsar.Result.ProducerFenced, None)
+    Deferred.fromCoroutine(lock.release())
+    taken = Deferred.fromCoroutine(lock._acquire("one", fence=False))
+    assert taken.called
+    openings[0].errback(Fenced("the topic has a producer"))
+    assert lost == []
+    assert "bug" not in caplog.text
 
 
 def test_lock_whose_producer_is_connected_is_kept_while_heartbeats_fail(
