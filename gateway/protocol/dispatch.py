@@ -439,7 +439,9 @@ class Dispatch:
             later.when_done(partial(self._appended, request, later))
         else:
             start(later, partial(self._answered_later, request), partial(self._failed, request))
-        if reply.timeout_seconds is not None and request.reply is None:
+        # A request that has failed at once has no reply, and has ended the session.
+        is_pending = request.reply is None and not self._session.is_closed
+        if reply.timeout_seconds is not None and is_pending:
             request.deadline = self._broker.deadlines.callLater(
                 reply.timeout_seconds, self._timed_out, request, reply.on_timeout
             )
