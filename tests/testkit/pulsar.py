@@ -32,7 +32,7 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required
 from tests.testkit import jvm
-from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command
+from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command, maven
 from tests.testkit.kafka import BrokerFailed, free_ports
 from tests.testkit.tenant import Tenant, TenantRequestFailed, rest
 from tests.used_peers import uses
@@ -87,7 +87,7 @@ def distribution() -> Path:
 
     def build(folder: Path) -> None:
         artifact = f"-Dartifact=org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
-        command(["mvn", "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={folder}"])
+        maven("dependency:copy", artifact, f"-DoutputDirectory={folder}")
         (archive,) = folder.glob("*.tar.gz")
         command(["tar", "-xzf", archive, "-C", folder, "--strip-components=1"])
         archive.unlink()
