@@ -97,7 +97,7 @@ def command(
 
 
 def maven(*words: str | Path) -> None:
-    """Run Maven. It runs for seconds, of which the second JIT compiler would take half."""
+    """Run Maven without the second JIT compiler, which would take half of its CPU time."""
     options = f"-XX:TieredStopAtLevel=1 {os.environ.get('MAVEN_OPTS', '')}"
     command(["mvn", "-q", "-B", *words], env={"MAVEN_OPTS": options})
 
