@@ -134,6 +134,7 @@ async def open_broker(
         ClientQuotas(await store.table("client-quotas"), max_entities=settings.max_client_quotas)
     )
     leadership.parts = (topics, offsets, groups)
+    leadership.watch_serving(groups.set_serving)
     _list_offsets_topic(store, leadership, topics, offsets, groups)
     if store.is_shared:
         PartitionReopener(cast(SharedStore, store), leadership, topics.partition, start)

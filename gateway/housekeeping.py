@@ -50,7 +50,7 @@ class Housekeeping:
             self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms
         )
         self._schedule(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
-        self._broker.store.watch_deletions(lambda topic: self._start(self._forget(topic)))
+        self._broker.store.watch_deletions(self._forget)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -104,10 +104,14 @@ class Housekeeping:
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
 
-    async def _forget(self, topic: Topic) -> None:
-        """Delete the remaining state of a topic that another gateway has deleted."""
-        await self._broker.topics.forget(topic)
-        await self._broker.offsets.delete_topic(topic)
+    def _forget(self, topic: Topic) -> None:
+        """Delete the remaining state of a topic that another gateway has deleted.
+
+        All writes are queued at once: another program may create a topic with the same id, whose
+        offsets are stored after that.
+        """
+        self._start(self._broker.offsets.delete_topic(topic))
+        self._start(self._broker.topics.forget(topic))
 
     async def _apply_retention(self, live: TopicState) -> None:
         for index in range(live.topic.partitions):

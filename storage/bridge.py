@@ -65,9 +65,10 @@ class SharedResult(Generic[T]):
         self._failure: BaseException | None = None
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call `call`, which must not raise, once there is a result; at once if there is one.
+        """Call `call` once there is a result; at once if there is one.
 
-        It costs a tenth of a coroutine that waits. `outcome` has the result.
+        It costs a tenth of a coroutine that waits. `outcome` has the result. If a later call
+        raises, that is logged as a bug, and the other waiters continue.
         """
         if self._waiting is None:
             call()
@@ -136,7 +137,10 @@ def _release(waiting: list[Deferred[None] | Callable[[], None]]) -> None:
             if not waiter.called:
                 waiter.callback(None)
         else:
-            waiter()  # type: ignore[operator]  # mypy does not exclude the Deferred
+            try:
+                waiter()  # type: ignore[operator]  # mypy does not exclude the Deferred
+            except Exception:
+                log.exception("bug: a callback of a shared result failed")
 
 
 class Completion(Generic[T]):

@@ -137,11 +137,18 @@ class ShardLeadership:
         self._opening_count = 0
         self._is_starting = False
         self._watchers: list[Callable[[int, ShardState], None]] = []
+        self._serving_watchers: list[Callable[[bool], None]] = []
         store.when_shard_lost(self._lost)
 
     def watch(self, call: Callable[[int, ShardState], None]) -> None:
         """Call `call` with a shard and its new state after each change of a state."""
         self._watchers.append(call)
+
+    def watch_serving(self, call: Callable[[bool], None]) -> None:
+        """Call `call` with False when this gateway is suspended, and with True when it may serve
+        again; also if it still may.
+        """
+        self._serving_watchers.append(call)
 
     def state_of(self, shard: int) -> ShardState:
         return self._shards[shard].state
@@ -167,6 +174,8 @@ class ShardLeadership:
         if self._serving is None:
             self._serving = SharedResult()
             self._suspended_at = self._clock.seconds()
+            for call in self._serving_watchers:
+                call(False)
 
     def refuse(self) -> None:
         """Refuse requests instead of holding them, until `resume`.
@@ -185,6 +194,8 @@ class ShardLeadership:
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.succeed(None)
+        for call in self._serving_watchers:
+            call(True)
 
     def require(self, shard: int) -> bool:
         """Return whether the shard may be served now; False if it will be, so that `wait` helps.
@@ -207,12 +218,12 @@ class ShardLeadership:
         deadline = self._clock.seconds() + seconds
         while not self.require(shard):
             one = self._shards[shard]
-            left = deadline - self._clock.seconds()
+            left = min(deadline - self._clock.seconds(), self._left_to_hold(seconds))
             try:
                 if self._is_refusing:
                     raise NotLeader("this gateway is cut off from the cluster")
                 if one.state is ShardState.OPEN:
-                    await self._wait_until_serving(min(left, self._left_to_hold(seconds)))
+                    await self._wait_until_serving(left)
                 else:
                     await self._wait_until_open(one, left)
             except TimeoutError:

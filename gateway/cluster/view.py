@@ -107,6 +107,16 @@ class ClusterView:
         """
         return list(self._nodes_of(listener).values())
 
+    def last_known_others(self, listener: str) -> list[Node]:
+        """The other gateways that have this listener, also if this one is cut off: some of them
+        may not be alive.
+        """
+        return [
+            Node(node_id, *addresses[listener])
+            for node_id, addresses in sorted(self._addresses.items())
+            if listener in addresses and node_id != self.node_id
+        ]
+
     def find_node(self, node_id: int, listener: str) -> Node | None:
         """A live gateway, None if it is not alive, has no such listener, or this one is cut off."""
         return self._nodes_of(listener).get(node_id)

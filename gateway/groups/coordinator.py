@@ -79,7 +79,7 @@ class GroupCoordinator:
         self._clock = GroupClock(clock, now)
         self._now = self._clock.now
         self._store = GroupStore(store, clock, self._clock, settings)
-        self._timers = GroupTimers(clock)
+        self._timers = GroupTimers(clock, self._clock)
         self._new_id = new_id
         self._start = start
         self._groups: dict[str, AnyGroup] = {}
@@ -111,6 +111,10 @@ class GroupCoordinator:
                 group.close()
             self._apply_effects(group)
             self._remove_group(group)
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Stop the time of sessions and rebalances while no member can reach its coordinator."""
+        self._clock.set_running(is_serving)
 
     def close(self) -> None:
         """Answer waiting requests with NOT_COORDINATOR and stop all timers, as Kafka does."""

@@ -29,19 +29,43 @@ TURN_SECONDS = 0.005
 #: milliseconds. The timer of a large group is delayed so that one pass handles many.
 MEMBERS_PER_MS = 50
 
+#: Minimum delay while the clock is paused, when a deadline does not come nearer.
+MIN_PAUSED_DELAY_MS = 1000
+
 #: Cancelled calls are removed once there are more than this and they are the majority.
 MAX_CANCELLED = 100
 
 
 class GroupClock:
-    """The monotonic clock in ms. Stored rows have ms since 1970 instead (`wall_ms`)."""
+    """The monotonic clock in ms, without the time in which the gateway could not serve.
+
+    Members cannot send heartbeats while the gateway is cut off from its store. Their sessions
+    continue afterwards, so that an outage of the store does not rebalance each group. Stored rows
+    have ms since 1970 instead (`wall_ms`).
+    """
 
     def __init__(self, clock: Clock, wall_ms: Callable[[], int]) -> None:
         self._clock = clock
         self._wall_ms = wall_ms
+        self._paused_at: float | None = None
+        self._paused_seconds = 0.0
+        """Length of all former pauses."""
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_at is not None
+
+    def set_running(self, is_running: bool) -> None:
+        """Stop the clock, or let it continue. No effect if it does that already."""
+        if is_running and self._paused_at is not None:
+            self._paused_seconds += self._clock.seconds() - self._paused_at
+            self._paused_at = None
+        elif not is_running and self._paused_at is None:
+            self._paused_at = self._clock.seconds()
 
     def now(self) -> int:
-        return int(self._clock.seconds() * 1000)
+        seconds = self._clock.seconds() if self._paused_at is None else self._paused_at
+        return int((seconds - self._paused_seconds) * 1000)
 
     def to_wall(self, time: float) -> int:
         """Convert a time of `now` to ms since 1970."""
@@ -60,8 +84,9 @@ class _Call:
 
 
 class GroupTimers:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, group_clock: GroupClock) -> None:
         self._clock = clock
+        self._group_clock = group_clock
         self._numbers = count()
         self._calls: list[tuple[float, int, _Call]] = []
         self._cancelled = 0
@@ -77,8 +102,8 @@ class GroupTimers:
     def schedule(self, group: AnyGroup, expire: Callable[[AnyGroup], None]) -> None:
         """Call `expire` at the group's earliest deadline.
 
-        A deadline that moves later, as after a heartbeat, does not touch the timer: it fires early,
-        and the group is scheduled again.
+        A deadline that moves later, as after a heartbeat or a pause of the clock, does not touch
+        the timer: it fires early, and the group is scheduled again.
         """
         at = group.next_expire_at
         scheduled = self._scheduled.get(group.group_id)
@@ -86,7 +111,9 @@ class GroupTimers:
             return
         if scheduled is not None:
             scheduled[1]()
-        delay_ms = max(at - int(self._clock.seconds() * 1000), group.member_count // MEMBERS_PER_MS)
+        delay_ms = max(at - self._group_clock.now(), group.member_count // MEMBERS_PER_MS)
+        if self._group_clock.is_paused:
+            delay_ms = max(delay_ms, MIN_PAUSED_DELAY_MS)
         call = partial(self._expire, group, expire)
         self._scheduled[group.group_id] = (at, self.call_later(delay_ms / 1000, call))
 

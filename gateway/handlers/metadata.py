@@ -39,6 +39,10 @@ FIRST_VERSION_WITH_IDS, FIRST_VERSION_BY_ID = 10, 12
 
 _FIRST_VERSION_WITH_AUTO_CREATE = 4
 
+#: kafka-python 1.3.5 uses versions up to this one, and takes over a reply without brokers: after
+#: that it knows no broker, and never asks for metadata again (ClusterMetadata.update_metadata).
+_LAST_VERSION_NEEDING_BROKERS = 1
+
 #: Name or None, and topic id, as requested.
 _RequestedTopic = tuple[str | None, bytes]
 
@@ -68,10 +72,14 @@ async def metadata_response(
     broker = caller.broker
     caller.traffic.habit_seen("metadata_all", requested is None)
     nodes = broker.cluster.nodes(caller.listener)
+    is_cut_off = not nodes
+    if is_cut_off and caller.api_version <= _LAST_VERSION_NEEDING_BROKERS:
+        # No partition has a leader then, and the client asks one of these brokers.
+        nodes = broker.cluster.last_known_others(caller.listener)
     if not nodes:
-        # Cut off from the cluster. Without brokers and topics every client ignores the reply and
-        # asks another broker, as for a broker of Kafka that is starting (KAFKA-7924). librdkafka
-        # ignores it only if both are missing (rd_kafka_parse_Metadata).
+        # Cut off from the cluster. Without brokers and topics every other client ignores the reply
+        # and asks another broker, as for a broker of Kafka that is starting (KAFKA-7924).
+        # librdkafka ignores it only if both are missing (rd_kafka_parse_Metadata).
         return _response([], [], request, caller)
     wanted = _requested_topics(requested, caller.api_version)
     flags = (
@@ -91,9 +99,13 @@ async def metadata_response(
     if kept is not None:
         return EncodedReply([kept])
     slices = TimeSlices(broker.clock)
-    failures = (
-        await _create_missing(wanted, caller, slices) if may_create and wanted is not None else {}
-    )
+    if wanted is None:
+        failures = {}
+    elif is_cut_off:
+        # They may have been created meanwhile.
+        failures = {name: ErrorCode.LEADER_NOT_AVAILABLE for name, _ in wanted if name is not None}
+    else:
+        failures = await _create_missing(wanted, caller, slices) if may_create else {}
     version = _version(caller)
     found = (
         _describable(caller)

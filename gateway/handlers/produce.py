@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 #: Records of at least this size, also when unpacked, are checked on another thread.
 LARGE_RECORDS_BYTES = 64 << 10
 
+#: Bytes of records whose CRC is computed in one reactor turn, about a millisecond. The CRC of a
+#: batch of at least the second size is computed on another thread.
+MAX_CHECKED_BYTES, LARGE_BATCH_BYTES = 4 << 20, 1 << 20
+
 #: Batches of compacted topics with at least this many records are checked for keys on another
 #: thread; checking them takes about a millisecond.
 MANY_RECORDS = 500
@@ -194,6 +198,7 @@ async def append_records(
             caller,
         )
     ready: list[Prepared] = []
+    checked_bytes = 0
     unnamed = MAX_RECORD_ERRORS
     named = (
         (topic.topic, sent.index)
@@ -213,7 +218,9 @@ async def append_records(
             if isinstance(prepared, InvalidRecordError):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
-            if len(ready) % TURN_PARTITIONS == 0:
+            checked_bytes += len(sent.records or b"") if refused is None else 0
+            if len(ready) % TURN_PARTITIONS == 0 or checked_bytes >= MAX_CHECKED_BYTES:
+                checked_bytes = 0
                 await sleep(caller.broker.clock, 0)
     if len(ready) <= TURN_PARTITIONS:
         return _queue_all(request, ready, caller)
@@ -347,7 +354,7 @@ async def _prepare_batch(
                 topic, sent.index
             ) or await open_partition(topic, sent.index, caller, named)
         except KafkaError as failure:
-            _note_refused(topic, sent, failure, caller)
+            await _note_refused(topic, sent, failure, caller)
             raise
         if partition.topic in RESERVED_TOPICS:
             raise reserved_topic_error(partition.topic)
@@ -355,15 +362,15 @@ async def _prepare_batch(
             raise KafkaError(
                 ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
-        batch = sent.batch or check_batch(sent.records, caller.api_version)
+        check_size(len(sent.records), partition)
+        batch = await _checked_batch(sent, sent.records, caller)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
-        check_size(len(sent.records), partition)
         if batch.has_producer and partition.recovery is not None:
             try:
                 await caller.broker.topics.opener.wait_for_recovery(partition)
             except KafkaError as failure:
-                _note_refused(topic, sent, failure, caller)
+                await _note_refused(topic, sent, failure, caller)
                 raise
         if batch.has_producer and caller.broker.topics.refused_batches:
             _refuse_overtaking(batch, partition, caller)
@@ -374,7 +381,19 @@ async def _prepare_batch(
         return failure
 
 
-def _note_refused(
+async def _checked_batch(
+    sent: PartitionRecords, records: memoryview, caller: Caller
+) -> BatchHeader:
+    """Return the header of a valid batch. Raises KafkaError."""
+    if sent.batch is not None:
+        return sent.batch
+    if len(records) < LARGE_BATCH_BYTES:
+        return check_batch(records, caller.api_version)
+    found: BatchHeader = await caller.run(check_batch, records, caller.api_version)
+    return found
+
+
+async def _note_refused(
     topic: str | bytes, sent: PartitionRecords, failure: KafkaError, caller: Caller
 ) -> None:
     """Remember the batch of an idempotent producer that will be sent again."""
@@ -383,7 +402,7 @@ def _note_refused(
     if failure.code not in _RETRIED or state is None or not sent.records:
         return
     with suppress(KafkaError):
-        batch = sent.batch or check_batch(sent.records, caller.api_version)
+        batch = await _checked_batch(sent, sent.records, caller)
         if batch.has_producer:
             now = caller.broker.clock.seconds()
             topics.refused_batches.add(state.name, sent.index, batch, now)

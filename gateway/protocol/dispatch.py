@@ -454,7 +454,9 @@ class Dispatch:
             start(later, partial(self._answered_later, request), partial(self._failed, request))
         else:
             later.when_done(partial(self._appended, request, later))
-        if reply.timeout_seconds is not None and request.reply is None:
+        # A request that has failed at once has no reply, and has ended the session.
+        is_pending = request.reply is None and not self._session.is_closed
+        if reply.timeout_seconds is not None and is_pending:
             request.on_timeout = reply.on_timeout
             request.deadline = deadline = self._broker.clock.seconds() + reply.timeout_seconds
             if self._expiry is None or deadline < self._expires_at:

@@ -3,13 +3,14 @@
 Without this, a partition is opened when it is first requested. After the loss of a gateway, clients
 request its partitions only when they have found the new leader, and many have a request for each
 partition, which a connection serves one after the other.
+
+While the gateway may not serve, because it is cut off from Pulsar, the partitions stay queued.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.cluster.shard_leadership import ShardLeadership, ShardState
@@ -53,23 +54,34 @@ class PartitionReopener:
         self._queue: deque[tuple[int, bytes, int]] = deque()
         self._workers = 0
         leadership.watch(self._on_shard)
+        leadership.watch_serving(lambda _: self._start_workers())
 
     def _on_shard(self, shard: int, state: ShardState) -> None:
         if state is not ShardState.OPEN:
             return
+        # The shard may have been opened before, in another epoch.
+        others = [one for one in self._queue if one[0] != shard]
         written = self._store.written_partitions(shard)[:MAX_OF_SHARD]
-        self._queue.extend((shard, *one) for one in written)
-        while self._queue and self._workers < MAX_REOPENING:
+        self._queue = deque([*others, *((shard, *one) for one in written)])
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        while self._queue and self._workers < MAX_REOPENING and self._leadership.may_serve():
             self._workers += 1
             self._start(self._work())
 
     async def _work(self) -> None:
         try:
-            while self._queue:
+            while self._queue and self._leadership.may_serve():
                 shard, topic_id, index = self._queue.popleft()
-                if self._leadership.is_open(shard):
-                    # The next request for the partition meets the same error.
-                    with suppress(KafkaError):
-                        await self._open_partition(topic_id, index)
+                if not self._leadership.is_open(shard):
+                    continue
+                try:
+                    await self._open_partition(topic_id, index)
+                except KafkaError:
+                    # The next request for the partition meets the same error, unless the gateway
+                    # was cut off.
+                    if not self._leadership.may_serve():
+                        self._queue.appendleft((shard, topic_id, index))
         finally:
             self._workers -= 1

@@ -12,6 +12,7 @@ from twisted.internet.defer import (
     DeferredList,
     DeferredLock,
     DeferredSemaphore,
+    maybeDeferred,
 )
 
 from storage.bridge import Reactor, SingleFlightCache
@@ -108,6 +109,8 @@ class LedShards:
         )
         self.deleting: set[str] = set()
         """Names of the topics that this process is deleting."""
+        self._deleting_state: set[bytes] = set()
+        """Keys of the partitions whose state is being deleted."""
 
     def start(self) -> None:
         """Begin to delete the state of partitions that are gone."""
@@ -221,6 +224,8 @@ class LedShards:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
         self.check_not_deleting(name)
         key = partition_key(self._catalog.topics[name].topic_id, index)
+        if key in self._deleting_state:
+            raise StorageFailed(f"the state of a deleted topic {name} is still being deleted")
         shard = self._open_shard(key)
         partition = shard.partitions.get(key) or PartitionState(shard.rows, key, PartitionRow())
         entry_format = self._entry_format(name)
@@ -234,8 +239,12 @@ class LedShards:
         topic = self._catalog.topics.get(name)
         try:
             self._check_open()
+            # A log in the format `pulsar` may have ended because of an entry that was read.
+            log.status.check_open()
             if topic is None or partition_key(topic.topic_id, index) != key:
                 raise UnknownTopic(f"topic {name} was deleted while it was opened")
+            if partition.is_deleted:
+                raise StorageFailed(f"topic {name} was created again while it was opened")
             if self._is_native(name) != (entry_format == NATIVE):
                 raise StorageFailed(f"entry format of {name} was changed while it was opened")
             if self._shards.get(shard.number) is not shard:
@@ -295,7 +304,9 @@ class LedShards:
     def _delete_in_background(self, keys: Iterable[bytes]) -> None:
         async def delete_all() -> None:
             for key in list(keys):
-                await self.delete_partition_state(key)
+                # Another program may have created the topic again, with the same id.
+                if self._catalog.is_deleted(split_partition_key(key)[0]):
+                    await self.delete_partition_state(key)
 
         Deferred.fromCoroutine(delete_all()).addErrback(
             lambda failure: logger.error(
@@ -315,6 +326,7 @@ class LedShards:
         # The partition's own row last: without it, the others would not be found again.
         keys = partition.keys()[::-1]
         partition.is_deleted = True
+        self._deleting_state.add(key)
         try:
             if partition.replaced_ranges or partition.row.written:
                 await self._side_topics.delete(partition.key, partition.row.generation)
@@ -326,6 +338,8 @@ class LedShards:
                 partition.key.hex(),
                 error,
             )
+        finally:
+            self._deleting_state.discard(key)
 
     def topics_changed(self) -> None:
         """Close logs of topics that were deleted, recreated or reformatted by another client."""
@@ -348,7 +362,8 @@ class LedShards:
             self._disconnecting -= 1
 
         self._disconnecting += 1
-        closing = self._within("a log that is not valid any more", log.disconnect())
+        # A bug must not stop the others, nor delay all changes of topics for ever.
+        closing = self._within("a log that is not valid any more", maybeDeferred(log.disconnect))
         Deferred.fromCoroutine(closing).addBoth(disconnected)
 
     def _entry_format(self, name: str) -> str:

@@ -14,8 +14,8 @@ tries to reacquire the lock. It is lost only if another process has announced it
 broker keeps refusing for `lock_contest_seconds`. Data is safe meanwhile, because a process that
 takes over the store fences each table and partition separately.
 
-A gateway of a cluster holds the lock while it is the cluster's controller. Its message says so,
-because other gateways of the cluster then join it, and older gateways must not.
+A gateway holds the lock while it is the controller of its cluster. Its message says so, because
+older gateways hold the lock alone: the others do not join them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from storage.bridge import DelayedCall, Reactor
 from storage.cluster import OtherController
 from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.reconnection import Reconnection
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import LOCK_TOPIC
 from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
@@ -82,14 +84,11 @@ class StoreLock:
         admin: PulsarAdmin,
         settings: PulsarSettings,
         reactor: Reactor,
-        *,
-        cluster: bool = False,
     ) -> None:
         self._client = client
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
-        self._cluster = cluster
         self._is_topic_prepared = False
         self._topic = (
             f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}"
@@ -99,6 +98,8 @@ class StoreLock:
         self._holder: LockHolder | None = None
         self._timer: DelayedCall | None = None
         self._on_lost: Callable[[str], None] = lambda reason: None
+        self._reconnection = Reconnection(reactor.seconds)
+        """Asked after each failed heartbeat."""
         self._refused_since: float | None = None
         self._refused_by: str | None = None
         """Token of the controller that refused the last attempt to take the lock."""
@@ -117,24 +118,17 @@ class StoreLock:
         self._on_lost = call
 
     async def take(self, node: str, takeover: bool, *, replace_controller: bool = False) -> None:
-        """Acquire the lock; with `takeover`, fence its current holder.
+        """Acquire the lock.
 
-        In a cluster, `takeover` fences only a holder that is no controller, and
-        `replace_controller` only one that is, and that has refused the previous attempt: another
-        process may have replaced it meanwhile. Raises OtherController (a controller holds the lock
-        of a cluster's gateway), StoreInUse, or StaleStoreLock if the holder appears to be dead, and
-        StorageFailed.
+        `takeover` fences a holder that is no controller, and `replace_controller` one that is, and
+        that has refused the previous attempt: another process may have replaced it meanwhile.
+        Raises OtherController (a controller holds the lock), StoreInUse, or StaleStoreLock if the
+        holder appears to be dead, and StorageFailed.
         """
         if not self._is_topic_prepared:
             await ensure_topic(self._admin, self._topic)
             await clear_retention(self._admin, self._topic)
             self._is_topic_prepared = True
-        if not self._cluster:
-            try:
-                await self._acquire(node, fence=takeover)
-            except Fenced:
-                raise self._refusal(await self._last_holder()) from None
-            return
         for attempt in range(2):
             try:
                 await self._acquire(node, fence=False)
@@ -161,7 +155,7 @@ class StoreLock:
         """Open the producer and announce this holder. Raises Fenced if the lock is held."""
         now = time.time()
         holder = LockHolder(
-            uuid4().hex, node, socket.gethostname(), os.getpid(), now, now, self._cluster
+            uuid4().hex, node, socket.gethostname(), os.getpid(), now, now, cluster=True
         )
         access = Access.ExclusiveWithFencing if fence else Access.Exclusive
 
@@ -176,14 +170,15 @@ class StoreLock:
             return producer
 
         self._producer = await self._client.run(open_and_announce)
+        self._reconnection.connected()
         self._holder = holder
         self._refused_since = None
         self._refused_by = None
         self._has_logged_failure = self._is_heartbeat_in_flight = False
         self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
 
-    def _refusal(self, holder: LockHolder | None) -> StoreInUse:
-        is_left = holder is not None and appears_dead(holder, 2 * self._settings.lock_beat_seconds)
+    def _refusal(self, holder: LockHolder) -> StoreInUse:
+        is_left = appears_dead(holder, 2 * self._settings.lock_beat_seconds)
         return (StaleStoreLock if is_left else StoreInUse)(self._in_use(holder))
 
     def confirm(self) -> Deferred[None]:
@@ -246,6 +241,7 @@ class StoreLock:
         if result == pulsar.Result.Ok:
             self._refused_since = None
             self._has_logged_failure = False
+            self._reconnection.connected()
             if self._queued_confirmations:
                 self._settle_confirmations()
                 if producer is self._producer:
@@ -253,7 +249,10 @@ class StoreLock:
             else:
                 self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
                 self._settle_confirmations()
-        elif result in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
+        elif result in (
+            pulsar.Result.ProducerFenced,
+            pulsar.Result.AlreadyClosed,
+        ) or self._reconnection.has_given_up(producer):
             self._reacquire()
         else:
             if not self._has_logged_failure:
@@ -290,12 +289,16 @@ class StoreLock:
         self._timer = self._reactor.callLater(delay, call)
 
     def _reacquire(self) -> None:
-        """Handle a refusal by the broker: reacquire the lock if no other process holds it."""
+        """Open a new producer, if no other process holds the lock.
+
+        The broker has refused the present one, or the library does not reconnect it.
+        """
         self._timer = None
         if self._refused_since is None:
             self._refused_since = time.monotonic()
             log.warning(
-                "store lock refused by Pulsar, reacquiring it unless another gateway has taken it"
+                "store lock refused by Pulsar or not reconnected, reacquiring it unless another "
+                "gateway has taken it"
             )
         Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
             self._reacquire_failed
@@ -313,17 +316,22 @@ class StoreLock:
         try:
             producer = await self._open(Access.Exclusive)
         except Fenced:
+            if self._producer is not refused:
+                # The lock was released, and may have been taken again.
+                return
             if time.monotonic() - self._refused_since > self._settings.lock_contest_seconds:
                 self._mark_lost(
                     "another producer holds the store's lock and has not announced itself"
                 )
-            elif self._producer is refused:
+            else:
                 self._schedule(RETRY_SECONDS, self._reacquire)
             return
         if self._producer is not refused:
             await self._client.run(producer.close)
             return
         self._producer = producer
+        self._reconnection.connected()
+        close_producer(self._client, refused)
         log.warning("store lock reacquired")
         self._heartbeat()
 
@@ -341,7 +349,7 @@ class StoreLock:
             self._schedule(RETRY_SECONDS, self._reacquire)
 
     def _mark_lost(self, reason: str) -> None:
-        self._drop_producer()
+        close_producer(self._client, self._drop_producer())
         self._on_lost(reason)
 
     def _drop_producer(self) -> Any:
@@ -361,29 +369,18 @@ class StoreLock:
     def _in_use(self, holder: LockHolder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         who = (
-            "by a process that has not announced itself"
+            "a process that has not announced itself"
             if holder is None
-            else f"by {describe(holder)}, last heartbeat {age(holder.said)} ago"
+            else f"{describe(holder)}, last heartbeat {age(holder.said)} ago"
         )
-        if holder is not None and holder.cluster and not self._cluster:
-            return (
-                f"the store in Pulsar's namespace {place} is in use by a cluster of gateways "
-                f"(controller: {who.removeprefix('by ')}), and this gateway does not join "
-                "clusters: stop all of them first, or configure separate namespaces for this one"
-            )
-        if holder is not None and not holder.cluster and self._cluster:
-            return (
-                f"the store in Pulsar's namespace {place} is in use {who}, which does not join "
-                "clusters, such as a gateway of an older version: stop that process first, or "
-                "configure separate namespaces for this one. Pulsar releases the store at once if "
-                "the process was killed, and within a minute if it hangs or its host is lost. To "
-                "take over the store from a running process, start with --pulsar-takeover"
-            )
+        if holder is None or holder.cluster:
+            return f"the store in Pulsar's namespace {place} has another controller: {who}"
         return (
-            f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or "
-            "configure separate namespaces for this one. Pulsar releases the store at once if the "
-            "process was killed, and within a minute if it hangs or its host is lost. To take over "
-            "the store from a running process, start with --pulsar-takeover"
+            f"the store in Pulsar's namespace {place} is in use by {who}, which does not join "
+            "clusters, such as a gateway of an older version: stop that process first, or "
+            "configure separate namespaces for this one. Pulsar releases the store at once if "
+            "the process was killed, and within a minute if it hangs or its host is lost. To "
+            "take over the store from a running process, start with --pulsar-takeover"
         )
 
 

@@ -5,7 +5,6 @@ The gateway on its embedded store or on Apache Pulsar, or with `--reference` Apa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,10 +23,6 @@ from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.grid import outcomes_by_client, render_grid, render_refusals
 from tests.legacy_clients.install import install
 from tests.testkit.cache import CannotInstall
-from tests.testkit.pulsar import Pulsar
-
-#: For the logs of a thousand topics.
-PULSAR_MEMORY = "1g"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,26 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="test all pairs that can share a group, and all codecs with all consumers",
     )
     parser.addoption("--grid", action="store_true", help="print the outcome of each real client")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Start one Pulsar for all workers, which find it by TESTS_PULSAR."""
-    is_worker = hasattr(config, "workerinput")
-    if (
-        is_worker
-        or config.getoption("--store", "embedded") != "pulsar"
-        or config.getoption("collectonly")
-        or "TESTS_PULSAR" in os.environ
-    ):
-        return
-    try:
-        broker = Pulsar.start(memory=PULSAR_MEMORY)
-    except CannotInstall:
-        # Each test reports it.
-        return
-    config.add_cleanup(broker.stop)
-    config.add_cleanup(lambda: os.environ.pop("TESTS_PULSAR"))
-    os.environ["TESTS_PULSAR"] = f"{broker.service_url},{broker.admin_url}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

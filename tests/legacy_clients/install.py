@@ -79,7 +79,7 @@ def _java(client: Client) -> list[str]:
 
     def build(folder: Path) -> None:
         classes = folder / "classes"
-        command(["javac", "-nowarn", "-d", classes, "-cp", f"{jars}/*", *_copied(client, folder)])
+        command([*jvm.JAVAC, "-d", classes, "-cp", f"{jars}/*", *_copied(client, folder)])
         # Classes in a folder cannot be archived.
         command(["jar", "-c", "-f", folder / "driver.jar", "-C", classes, "."])
 

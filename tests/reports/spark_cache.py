@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.reports.traffic.traffic_logs import Process, ms
 from tests.testkit import jvm
-from tests.testkit.cache import cached, command, fingerprint
+from tests.testkit.cache import cached, command, fingerprint, maven
 
 ROOT = Path(__file__).parents[2]
 DAY = "2026-11-20"
@@ -119,16 +119,6 @@ def connector(version: str) -> list[Path]:
             f"{''.join(DEPENDENCY.format(*coordinate.split(':')) for coordinate in wanted)}"
             "</dependencies></project>\n"
         )
-        command(
-            [
-                "mvn",
-                "-q",
-                "-B",
-                "-f",
-                pom,
-                "dependency:copy-dependencies",
-                f"-DoutputDirectory={folder / 'jars'}",
-            ]
-        )
+        maven("-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'jars'}")
 
     return sorted((cached(f"jars/spark-kafka-{fingerprint(wanted)}", build) / "jars").iterdir())

@@ -263,6 +263,21 @@ def test_error_of_completions_waiter_does_not_reach_its_store(ending, caplog):
 # SharedResult
 
 
+@pytest.mark.parametrize("end", [
+    lambda shared: shared.succeed(1),
+    lambda shared: shared.fail(StorageFailed("no")),
+])  # fmt: skip
+def test_exception_in_a_callback_of_a_shared_result_does_not_stop_the_others(
+    end: Callable[[SharedResult[int]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    shared, ran = SharedResult[int](), []
+    shared.when_done(lambda: 1 // 0)
+    shared.when_done(lambda: ran.append(1))
+    end(shared)
+    assert ran == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_shared_result_reaches_waiters_in_order():
     shared = SharedResult()
     order = []

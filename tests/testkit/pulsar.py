@@ -8,12 +8,14 @@ broker timestamp.
         settings = broker.tenant().settings()
 
 Tests that do not stop or reconfigure the broker use the fixture `pulsar`: a tenant on a broker
-shared by all tests of a worker. Tests that kill or pause it share the broker of the fixture
-`restartable_pulsar`.
+that all workers share. The first worker that needs it starts it, and the controller stops it. Tests
+that kill or pause a broker share that of the fixture `restartable_pulsar`, one per worker.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import shutil
@@ -21,9 +23,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +34,7 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required
 from tests.testkit import jvm
-from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command
+from tests.testkit.cache import TAIL_CHARACTERS, CannotInstall, cached, command, maven
 from tests.testkit.kafka import BrokerFailed, free_ports
 from tests.testkit.tenant import Tenant, TenantRequestFailed, rest
 from tests.used_peers import uses
@@ -66,6 +68,8 @@ SETTINGS = {
 }
 """Settings that differ from standalone.conf or are missing there."""
 
+#: Of the broker that all workers share: it keeps the logs of thousands of topics.
+SHARED_MEMORY = "1g"
 #: A broker that needs less than half the memory of the smallest test machine.
 BROKER_MEMORY = "400m"
 #: Otherwise the broker's client would exclude its only bookie for half an hour because of writes
@@ -87,7 +91,7 @@ def distribution() -> Path:
 
     def build(folder: Path) -> None:
         artifact = f"-Dartifact=org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
-        command(["mvn", "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={folder}"])
+        maven("dependency:copy", artifact, f"-DoutputDirectory={folder}")
         (archive,) = folder.glob("*.tar.gz")
         command(["tar", "-xzf", archive, "-C", folder, "--strip-components=1"])
         archive.unlink()
@@ -114,7 +118,7 @@ class Pulsar:
         flags: Sequence[str] | None = None,
     ) -> None:
         uses("Apache Pulsar", VERSION)
-        self._folder = folder
+        self.folder = folder
         self._ports = ports
         self._memory = memory
         self._flags = _flags_for_short_lives() if flags is None else flags
@@ -218,7 +222,7 @@ class Pulsar:
         )
 
     def _launch(self) -> None:
-        with (self._folder / "broker.log").open("ab") as output:
+        with (self.folder / "broker.log").open("ab") as output:
             self._process = subprocess.Popen(
                 self._argv(),
                 env=self._environment(),
@@ -242,12 +246,12 @@ class Pulsar:
         raise BrokerFailed(f"Pulsar was not ready after {START_SECONDS:.0f} s:\n{self.log()}")
 
     def _log_bytes(self) -> int:
-        log = self._folder / "broker.log"
+        log = self.folder / "broker.log"
         return log.stat().st_size if log.exists() else 0
 
     def _registration_conflicts(self, after: int) -> int:
         """Number of REGISTRATION_CONFLICT lines in the log after byte `after`."""
-        with (self._folder / "broker.log").open("rb") as log:
+        with (self.folder / "broker.log").open("rb") as log:
             log.seek(after)
             return sum(REGISTRATION_CONFLICT in line for line in log)
 
@@ -312,11 +316,11 @@ class Pulsar:
     def stop(self) -> None:
         """Kill the process and remove its folder."""
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
         """The tail of the broker's log, preceded by its last errors, if any."""
-        text = (self._folder / "broker.log").read_text(errors="replace")
+        text = (self.folder / "broker.log").read_text(errors="replace")
         failures = "\n".join(
             [
                 line[:300]
@@ -344,16 +348,16 @@ class Pulsar:
         without = ("--no-functions-worker", "--no-stream-storage")
         bookie = (f"--bookkeeper-port={self._bookie_port}",) if self._bookie_port else ()
         data = (
-            f"--metadata-dir={self._folder / 'metadata'}",
-            f"--bookkeeper-dir={self._folder / 'bookkeeper'}",
+            f"--metadata-dir={self.folder / 'metadata'}",
+            f"--bookkeeper-dir={self.folder / 'bookkeeper'}",
         )
         return [str(distribution() / "bin" / "pulsar"), "standalone", *without, *bookie, *data]
 
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
-            "PULSAR_STANDALONE_CONF": str(self._folder / "standalone.conf"),
-            "PULSAR_LOG_DIR": str(self._folder),
+            "PULSAR_STANDALONE_CONF": str(self.folder / "standalone.conf"),
+            "PULSAR_LOG_DIR": str(self.folder),
             # A small heap, and not the parallel collector of Pulsar's scripts, whose threads would
             # compete for few cores.
             "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
@@ -416,9 +420,61 @@ def with_settings(conf: str, settings: Mapping[str, str]) -> str:
     return "\n".join([*kept, *(f"{name}={value}" for name, value in settings.items()), ""])
 
 
+#: The input of a worker that names the folder of the shared broker.
+SHARED_FOLDER = "shared_pulsar"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kopgate-shared-"))
+    config.pluginmanager.register(SharedPulsar(folder))
+    config.add_cleanup(partial(stop_shared, folder))
+
+
+class SharedPulsar:
+    """Tells each worker the folder of the shared broker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[SHARED_FOLDER] = str(self._folder)
+
+
+def shared_urls(folder: Path, start: Callable[[], Pulsar]) -> tuple[str, str]:
+    """The service URL and the admin URL of the broker that was first started for this folder."""
+    started = folder / "broker.json"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not started.exists():
+            broker = start()
+            started.write_text(
+                json.dumps([broker.service_url, broker.admin_url, broker.pid, str(broker.folder)])
+            )
+    service_url, admin_url, *_ = json.loads(started.read_text())
+    return service_url, admin_url
+
+
+def stop_shared(folder: Path) -> None:
+    """Kill the broker that was started for this folder, if any, and remove both folders.
+
+    Its parent has ended, so that the process can be another one if it ended, too.
+    """
+    started = folder / "broker.json"
+    if started.exists():
+        _, _, pid, data = json.loads(started.read_text())
+        with suppress(OSError):
+            if data.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(data, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
-def pulsar() -> Iterator[Tenant]:
-    """A tenant for this session, on the broker named by TESTS_PULSAR or on a new one.
+def pulsar(request: pytest.FixtureRequest) -> Iterator[Tenant]:
+    """A tenant for this session, on the broker named by TESTS_PULSAR, or on that of all workers.
 
     TESTS_PULSAR has the form `pulsar://HOST:PORT,http://HOST:PORT`. If Pulsar cannot be installed,
     the test is skipped, or fails in CI.
@@ -431,6 +487,12 @@ def pulsar() -> Iterator[Tenant]:
         # A broker that the tests did not start may be busy; leftovers there do no harm.
         with suppress(OSError, TenantRequestFailed):
             tenant.remove()
+        return
+    folder = getattr(request.config, "workerinput", {}).get(SHARED_FOLDER)
+    if folder:
+        uses("Apache Pulsar", VERSION)
+        start = partial(_started_or_skipped, memory=SHARED_MEMORY)
+        yield Tenant.make(*shared_urls(Path(folder), start))
         return
     with _started_or_skipped() as broker:
         yield broker.tenant()

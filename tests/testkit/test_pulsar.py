@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.testkit.kafka import free_ports
-from tests.testkit.pulsar import ONE_BOOKIE, suspend, with_settings
+from tests.testkit.pulsar import ONE_BOOKIE, shared_urls, stop_shared, suspend, with_settings
 from tests.testkit.tenant import rest
 
 
@@ -43,6 +44,44 @@ def test_suspend_stops_all_threads_of_a_process():
                 process.send_signal(signal.SIGCONT)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("names_its_data", [True, False], ids=["broker", "other process"])
+def test_shared_broker_is_started_once_and_only_it_is_killed(tmp_path, names_its_data):
+    shared, data = tmp_path / "shared", tmp_path / "data"
+    shared.mkdir()
+    data.mkdir()
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    argv = [*sleep, str(data)] if names_its_data else sleep
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        # A process has its arguments slightly later than `Popen` returns.
+        process.stdout.readline()
+        started = []
+
+        def start():
+            started.append(True)
+            return SimpleNamespace(
+                service_url="pulsar://h:1", admin_url="http://h:2", pid=process.pid, folder=data
+            )
+
+        try:
+            for _ in range(2):
+                assert shared_urls(shared, start) == ("pulsar://h:1", "http://h:2")
+            assert started == [True]
+            stop_shared(shared)
+            assert not shared.exists()
+            assert not data.exists()
+            if names_its_data:
+                assert process.wait(60) == -signal.SIGKILL
+            else:
+                assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def test_shared_broker_that_was_not_needed_is_not_stopped(tmp_path):
+    stop_shared(tmp_path)
+    assert not tmp_path.exists()
 
 
 @pytest.mark.peer

@@ -18,7 +18,7 @@ from typing import Any
 
 from gateway import logs
 from gateway.cluster.shard_tables import ShardedStore, ShardTables
-from gateway.coroutines import Clock, TimeSlices, shield_with_timeout
+from gateway.coroutines import Clock, TaskGroup, TimeSlices, shield_with_timeout
 from gateway.groups.offsets.offset_rows import (
     CommittedOffset,
     OffsetKey,
@@ -372,18 +372,28 @@ class CommittedOffsets:
         return keys
 
     async def _delete_orphans(self, orphans_by_shard: Mapping[int, list[bytes]]) -> None:
-        """Delete rows of topics that no longer exist."""
+        """Delete rows of topics that no longer exist. The writes are queued before the first wait.
+
+        A commit to a new topic with the same id is then stored after them.
+        """
+        deletions: TaskGroup[None] = TaskGroup()
         for shard, orphans in orphans_by_shard.items():
-            try:
-                if orphans:
-                    await self._tables.put(shard, dict.fromkeys(orphans))
-            except StorageError as failure:
-                # Harmless: the topic id is never reused.
-                _log.warning(
-                    "offsets of deleted topics not deleted, retried after the next start",
-                    rows=len(orphans),
-                    reason=str(failure),
-                )
+            if orphans:
+                deletions.start_task(self._delete_rows(shard, orphans))
+        for outcome in await deletions.wait():
+            if outcome is not None:
+                raise outcome
+
+    async def _delete_rows(self, shard: int, orphans: list[bytes]) -> None:
+        try:
+            await self._tables.put(shard, dict.fromkeys(orphans))
+        except StorageError as failure:
+            # Harmless, unless another program creates a topic with the same id.
+            _log.warning(
+                "offsets of deleted topics not deleted, retried after the next start",
+                rows=len(orphans),
+                reason=str(failure),
+            )
 
     async def _put(self, shard: int, rows: Mapping[bytes, bytes | None]) -> None:
         try:

@@ -41,6 +41,10 @@ cdef enum:
     FIRST_WITH_ZSTD = 7
     MOST_TOPICS = 1024
     MOST_PARTITIONS = 1024
+    # Bytes of records whose CRC is computed while a request is read, and the least of one batch
+    # without the GIL.
+    MOST_CHECKED_BYTES = 4194304
+    LARGE_BATCH_BYTES = 1048576
 
 
 cdef struct Source:
@@ -170,13 +174,14 @@ def header(frame, first_flexible_version, make):
 def request(frame, Py_ssize_t position, int version, make, make_topic, make_partition, make_batch):
     """Return the request, or None. `make` and the others create its values.
 
-    Partitions whose records are one valid batch get its header, as `batch` returns it.
+    Partitions whose records are one valid batch get its header, as `batch` returns it, up to
+    MOST_CHECKED_BYTES of the request. The peer may not even be authorized to write.
 
     See `gateway.protocol.wire.produce_codec.read_produce`.
     """
     cdef Source source
     cdef Request head
-    cdef int64_t size, partitions
+    cdef int64_t size, partitions, unchecked = MOST_CHECKED_BYTES
     cdef int32_t index
     if not begin(&source, &head, frame, position, version):
         return None
@@ -196,7 +201,12 @@ def request(frame, Py_ssize_t position, int version, make, make_topic, make_part
                 return None
             records = view[source.at - <Py_ssize_t>size : source.at]
             found = source.bytes + source.at - size
-            if version >= FIRST_WITH_BATCHES and is_valid(found, size, version):
+            if (
+                version >= FIRST_WITH_BATCHES
+                and size <= unchecked
+                and is_valid(found, size, version)
+            ):
+                unchecked -= size
                 cells.append(make_partition(index, records, made(found, make_batch)))
             else:
                 cells.append(make_partition(index, records))
@@ -271,20 +281,30 @@ def batch(records, int version, make):
     See `gateway.partitions.record_batch.check_batch`.
     """
     cdef Py_buffer buffer
+    cdef bint valid
     PyObject_GetBuffer(records, &buffer, PyBUF_SIMPLE)
     try:
-        if not is_valid(<const unsigned char*>buffer.buf, buffer.len, version):
+        if buffer.len < LARGE_BATCH_BYTES:
+            valid = is_valid(<const unsigned char*>buffer.buf, buffer.len, version)
+        else:
+            with nogil:
+                valid = is_valid(<const unsigned char*>buffer.buf, buffer.len, version)
+        if not valid:
             return None
         return made(<const unsigned char*>buffer.buf, make)
     finally:
         PyBuffer_Release(&buffer)
 
 
-cdef bint is_valid(const unsigned char* p, Py_ssize_t size, int version) noexcept:
-    return is_plain(p, size, version) and kopgate_crc32c(p + 21, size - 21) == be32(p + 17)
+cdef bint is_valid(const unsigned char* p, Py_ssize_t size, int version) noexcept nogil:
+    return is_plain(p, size, version) and has_valid_crc(p, size)
 
 
-cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcept:
+cdef bint has_valid_crc(const unsigned char* p, Py_ssize_t size) noexcept nogil:
+    return kopgate_crc32c(p + 21, size - 21) == be32(p + 17)
+
+
+cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcept nogil:
     if size < HEADER_BYTES or p[16] != 2 or <int64_t><int32_t>be32(p + 8) + 12 != size:
         return False
     cdef int16_t attributes = be16(p + 21), epoch = be16(p + 51)

@@ -1,6 +1,12 @@
 # Part of _plain.pyx: a Produce request of the common case as one object, and an append in flight.
 
+import logging
+
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+
+log = logging.getLogger(__name__)
+
+FAILED_CALLBACK = "bug: a callback of an append failed"
 
 cdef enum:
     TRANSACTIONAL = 0x10
@@ -47,10 +53,16 @@ cdef class InFlightAppend:
         request, self._request = self._request, None
         waiting, self._waiting = self._waiting, None
         if request is not None:
-            (<PlainProduce>request).append_ended()
+            try:
+                (<PlainProduce>request).append_ended()
+            except Exception:
+                log.exception(FAILED_CALLBACK)
         if waiting is not None:
             for call in waiting:
-                call()
+                try:
+                    call()
+                except Exception:
+                    log.exception(FAILED_CALLBACK)
 
     cdef watch(self, PlainProduce request):
         """Call `request.append_ended`: the first waiter, which needs no list."""
@@ -120,9 +132,9 @@ cdef class PlainProduce:
     def find(self, list opened, bint has_refused, make_batch):
         """Return (partition, records, batch, name of the topic) for each partition, or None.
 
-        None if a partition is not open or its batch needs more checks. `opened` has the open
-        partitions of each topic by index; `has_refused` tells whether batches of idempotent
-        producers were refused before.
+        None if a partition is not open, or its batch needs more checks or has a wrong CRC. `opened`
+        has the open partitions of each topic by index; `has_refused` tells whether batches of
+        idempotent producers were refused before.
         """
         cdef Part* part
         cdef Py_ssize_t number
@@ -130,7 +142,7 @@ cdef class PlainProduce:
         if len(opened) != len(self.topics):
             raise ValueError("one item for each topic is required")
         view = memoryview(self.frame)
-        ready = []
+        partitions = []
         for number in range(self._count):
             part = self._parts + number
             partition = (<dict?>opened[part.topic]).get(part.index)
@@ -138,10 +150,17 @@ cdef class PlainProduce:
                 return None
             if part.has_producer and (has_refused or partition.recovery is not None):
                 return None
+            partitions.append(partition)
+        ready = []
+        # Last: otherwise `request` would compute the same CRCs again.
+        for number in range(self._count):
+            part = self._parts + number
+            if not has_valid_crc(bytes + part.at, part.size):
+                return None
             topic = self.topics[part.topic]
             batch = made(bytes + part.at, make_batch)
             records = view[part.at : part.at + part.size]
-            ready.append((partition, records, batch, topic if type(topic) is str else ""))
+            ready.append((partitions[number], records, batch, topic if type(topic) is str else ""))
         self.ready = ready
         return ready
 
@@ -263,12 +282,14 @@ cdef bint all_stored(list appends) except -1:
 def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
     """Return a PlainProduce of at most `most` partitions, or None. `position` is that of the body.
 
+    None, too, if its batches have more than MOST_CHECKED_BYTES. `find` checks their CRCs.
+
     See `gateway.handlers.produce`.
     """
     cdef Source source
     cdef Request head
     cdef Part* part
-    cdef int64_t partitions, size
+    cdef int64_t partitions, size, left = MOST_CHECKED_BYTES
     cdef int32_t topic
     cdef const unsigned char* batch
     cdef PlainProduce request
@@ -293,7 +314,10 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
                 return None
             part.topic, part.at, part.size = topic, source.at - <Py_ssize_t>size, size
             batch = source.bytes + part.at
-            if not is_valid(batch, part.size, version) or be16(batch + 21) & TRANSACTIONAL:
+            if not is_plain(batch, part.size, version) or be16(batch + 21) & TRANSACTIONAL:
+                return None
+            left -= size
+            if left < 0:
                 return None
             part.count, part.codec = <int32_t>be32(batch + 57), be16(batch + 21) & CODEC_MASK
             part.has_producer = be64(batch + 43) >= 0

@@ -20,7 +20,7 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.log import LOG_CLOSED, LogClosed, StorageFailed
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.pulsar_client import Listener, PulsarClient
 from storage.pulsar.log.entry_messages import Header, parse_header
 from storage.pulsar.log.offset_index import Position
 
@@ -77,7 +77,9 @@ class ReaderSource:
         self._disconnecting: list[Deferred[None]] | None = None
         """Waiting calls of `disconnect`; None before the first."""
 
-    def open(self, start: Position | None, queue: int) -> Any:
+    def open(
+        self, start: Position | None, queue: int | None = None, listener: Listener | None = None
+    ) -> Any:
         """Open a reader of the library in a thread. Close it with `close`.
 
         Raises LogClosed once `disconnect` was called, because it might create the topic again.
@@ -87,7 +89,9 @@ class ReaderSource:
                 raise LogClosed(LOG_CLOSED)
             self._connected += 1
         try:
-            return self.client.reader(self.topic, message_id_of(start), queue=queue)
+            return self.client.reader(
+                self.topic, message_id_of(start), queue=queue, listener=listener
+            )
         except BaseException:
             self.dropped()
             raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from storage.pulsar.admin.admin_api import Conflict, PulsarAdmin
 from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.library_threads import keep_thread_state
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.reconnection import READER_GIVE_UP_SECONDS, Reconnection
 from storage.pulsar.client.topic_readers import close
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX
@@ -67,6 +69,7 @@ class InboxReader:
         self._topic = topic
         self._on_message = on_message
         self._ended = threading.Event()
+        self._reconnection = Reconnection(time.monotonic, READER_GIVE_UP_SECONDS)
         self._is_failing = False
 
     async def open(self) -> None:
@@ -101,11 +104,15 @@ class InboxReader:
                     break
 
     def _read(self, reader: Any) -> None:
+        """Pass on messages. Returns if the reader should be replaced."""
+        self._reconnection.connected()
         read_next = reader._reader.read_next
         while not self._ended.is_set():
             try:
                 message = read_next(POLL_MS)
             except pulsar.Timeout:
+                if self._reconnection.has_given_up(reader):
+                    return
                 continue
             self._is_failing = False
             self._client.reactor_calls.post(partial(self._pass_on, message.data()))
@@ -213,7 +220,10 @@ class Outbox:
             self._is_dropping = False
             return
         self._drop(result.name)
-        if result != pulsar.Result.Timeout and producer is self._producer:
+        if producer is self._producer and (
+            result != pulsar.Result.Timeout or not producer.is_connected()
+        ):
+            # The library may never reconnect it.
             self._drop_producer()
 
     def _release(self, size: int) -> None:

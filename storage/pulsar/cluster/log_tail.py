@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ import pulsar
 
 from storage.log import LogClosed, StorageError
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.reconnection import READER_GIVE_UP_SECONDS, Reconnection
 from storage.pulsar.client.topic_readers import close, message_id_of
 from storage.pulsar.cluster.log_entries import BurstReader, LogEvent, MissingRevision, Place
 from storage.pulsar.log.offset_index import Position
@@ -49,6 +51,7 @@ class LogTail:
         self._start = start
         self._on_event = on_event
         self._ended = threading.Event()
+        self._reconnection = Reconnection(time.monotonic, READER_GIVE_UP_SECONDS)
         self._is_failing = False
         threading.Thread(target=self._run, name="pulsar-metadata", daemon=True).start()
 
@@ -79,6 +82,7 @@ class LogTail:
     def _follow(self, reader: Any) -> None:
         """Deliver messages. Returns if the reader should be replaced."""
         bursts = BurstReader()
+        self._reconnection.connected()
         read_next = reader._reader.read_next
         idle = 0
         is_late = False
@@ -87,6 +91,8 @@ class LogTail:
                 message = read_next(POLL_MS)
             except pulsar.Timeout:
                 idle += 1
+                if self._reconnection.has_given_up(reader):
+                    return
                 # Without a connection, `has_message_available` waits for one and delays the end of
                 # the process.
                 if idle % IDLE_POLLS == 0 and reader.is_connected():

@@ -89,7 +89,7 @@ class PulsarMetadataLog:
         self.topic = table_topic(settings, TABLE)
         self._replay = Replay()
         self._follower = LogFollower(client, admin, reactor, self.topic, self._replay)
-        self._lock = StoreLock(client, admin, settings, reactor, cluster=True)
+        self._lock = StoreLock(client, admin, settings, reactor)
         self._lock.when_lost(self._lost)
         self._changing_role = DeferredLock()
         self._term: WriterTerm | None = None
@@ -233,18 +233,17 @@ class PulsarMetadataLog:
             size += put.size
             burst.append(put)
             rows.update(put.rows)
+        # The outcome after a bug.
+        failure: StorageError | None = Fenced("this gateway is no longer the controller")
         try:
             failure = await self._store(term, rows)
-        except BaseException:
+            if isinstance(failure, LogClosed):
+                failure = Fenced("this gateway is no longer the controller; the outcome is unknown")
+            elif isinstance(failure, Fenced):
+                self._lost(str(failure), term)
+        finally:
             for put in burst:
-                put.settle(Fenced("this gateway is no longer the controller after a bug"))
-            raise
-        if isinstance(failure, LogClosed):
-            failure = Fenced("this gateway is no longer the controller; the outcome is unknown")
-        elif isinstance(failure, Fenced):
-            self._lost(str(failure), term)
-        for put in burst:
-            put.settle(failure)
+                put.settle(failure)
         if failure is not None and not isinstance(failure, (Fenced, EntryTooLarge)):
             await self._learn_outcome(term)
 
@@ -284,7 +283,10 @@ class PulsarMetadataLog:
         Deferred.fromCoroutine(self._clean_up(term)).addErrback(
             lambda failure: log.error("closing the metadata log failed: %s", failure.value)
         )
-        self._on_lost(reason)
+        try:
+            self._on_lost(reason)
+        except Exception:
+            log.exception("bug: the loss of the metadata log was not handled")
 
     async def _clean_up(self, term: WriterTerm) -> None:
         async with self._changing_role:

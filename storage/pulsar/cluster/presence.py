@@ -31,6 +31,7 @@ from storage.log import Fenced, StorageError
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.reconnection import Reconnection
 from storage.pulsar.cluster.presence_watch import PresenceWatcher, node_topic
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
@@ -77,6 +78,7 @@ class PulsarPresence:
         self._timer: DelayedCall | None = None
         self._next_beat = 0.0
         self._is_beat_in_flight = False
+        self._reconnection = Reconnection(reactor.seconds)
         self._on_taken: Callable[[str], None] = lambda reason: None
 
     def when_taken(self, call: Callable[[str], None]) -> None:
@@ -134,6 +136,7 @@ class PulsarPresence:
 
     def _started(self, producer: Any) -> None:
         self._producer = producer
+        self._reconnection.connected()
         self._is_beat_in_flight = False
         self._next_beat = self._reactor.seconds() + self._settings.lock_beat_seconds
         self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
@@ -145,6 +148,9 @@ class PulsarPresence:
         """
         self._timer = self._reactor.callLater(CHECK_SECONDS, self._check)
         producer, wake = self._producer, self._client.reactor_calls
+        if self._reconnection.has_given_up(producer):
+            self._lost(producer)
+            return
         is_due = self._reactor.seconds() >= self._next_beat
         if self._is_beat_in_flight or (producer.is_connected() and not is_due):
             return
@@ -163,8 +169,11 @@ class PulsarPresence:
         if producer is not self._producer:
             return
         self._is_beat_in_flight = False
-        if result not in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
-            return
+        if result in (pulsar.Result.ProducerFenced, pulsar.Result.AlreadyClosed):
+            self._lost(producer)
+
+    def _lost(self, producer: Any) -> None:
+        """Claim the topic again: the broker released it, or the library does not reconnect."""
         log.warning("node id lost in Pulsar, claiming it again topic=%s", self._topic)
         self._producer = None
         if self._timer:
@@ -179,26 +188,32 @@ class PulsarPresence:
     async def _claim_again(self, holder: NodeHolder) -> None:
         while self._holder is holder:
             try:
-                producer = await self._open(holder)
-            except Fenced:
-                with suppress(StorageError):
-                    other = await self._last_holder()
-                    if other is not None and other.incarnation != holder.incarnation:
-                        self._holder = None
-                        self._on_taken(f"{describe(other)} has taken this gateway's node id")
-                        return
+                if await self._try_claim(holder):
+                    return
             except StorageError as error:
                 log.debug("claiming the node id again failed, retrying: %s", error)
             except Exception:
                 log.exception("bug: claiming the node id failed, retrying")
-            else:
-                if self._holder is not holder:
-                    await close_producer(self._client, producer)
-                    return
-                log.warning("node id claimed again topic=%s", self._topic)
-                self._started(producer)
-                return
             await self._client.pause(RETRY_SECONDS)
+
+    async def _try_claim(self, holder: NodeHolder) -> bool:
+        """Return False if this should be repeated. Raises StorageError."""
+        try:
+            producer = await self._open(holder)
+        except Fenced:
+            other = await self._last_holder()
+            if other is None or other.incarnation == holder.incarnation:
+                return False
+            if self._holder is holder:
+                self._holder = None
+                self._on_taken(f"{describe(other)} has taken this gateway's node id")
+            return True
+        if self._holder is holder:
+            log.warning("node id claimed again topic=%s", self._topic)
+            self._started(producer)
+        else:
+            await close_producer(self._client, producer)
+        return True
 
     async def _last_holder(self) -> NodeHolder | None:
         """The sender of the topic's last message; None if there is none."""

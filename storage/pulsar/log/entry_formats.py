@@ -102,10 +102,13 @@ class PulsarLogOpener:
             on_end(made[0] if made else current, error)
 
         current = await self._open(topic, entry_format, partition, leader_epoch, format_range, over)
-        start = max(
-            await first_available_offset(range_readers, current), partition.row.start_offset
-        )
-        made.append(MultiFormatLog(range_readers, current, min(start, current.end_offset)))
+        try:
+            first = await first_available_offset(range_readers, current)
+        except BaseException:
+            await MultiFormatLog(range_readers, current, 0).disconnect()
+            raise
+        start = min(max(first, partition.row.start_offset), current.end_offset)
+        made.append(MultiFormatLog(range_readers, current, start))
         return made[0]
 
     async def _open(
@@ -143,7 +146,7 @@ class PulsarLogOpener:
         try:
             await log.update_start_offset()
         except BaseException:
-            log.close()
+            await log.disconnect()
             raise
         return log
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import Entry, LogStatus, PartitionLog, StorageFailed
 from storage.log_checks import check_readable
@@ -181,7 +181,8 @@ class MultiFormatLog:
         return self._current.close()
 
     def disconnect(self) -> Deferred[Any]:
-        return self._current.disconnect()
+        readers = [Deferred.fromCoroutine(one.disconnect()) for one in self._range_readers]
+        return DeferredList([self._current.disconnect(), *readers], consumeErrors=True)
 
     async def position_of(self, offset: int) -> Position | None:
         for range_reader in self._range_readers:

@@ -41,6 +41,9 @@ class FormatRangeReader(Protocol):
     async def latest(self, offset: int) -> Entry | None: ...
     async def position_of(self, offset: int) -> Position | None: ...
     async def close(self) -> None: ...
+    async def disconnect(self) -> None:
+        """Close the readers, and open no more. Returns when all are closed."""
+        ...
 
 
 class KafkaRangeReader:
@@ -92,6 +95,9 @@ class KafkaRangeReader:
     async def close(self) -> None:
         await self._reader.close()
 
+    async def disconnect(self) -> None:
+        await self._reader.disconnect()
+
 
 class NativeRangeReader:
     """Reads a range of native messages."""
@@ -140,3 +146,6 @@ class NativeRangeReader:
 
     async def close(self) -> None:
         await self._native_entries.close()
+
+    async def disconnect(self) -> None:
+        await self._native_entries.disconnect()

@@ -72,7 +72,8 @@ async def open_partition(
         )
     except BaseException:
         close_unused_producer(client, producer)
-        await reader.close()
+        # A search may be in progress. A reader that it opens later would create a deleted topic.
+        await reader.disconnect()
         raise
 
 

@@ -229,14 +229,17 @@ class PartitionReader:
 
     async def close(self) -> None:
         """Close the partition's readers; those in use are closed when their read ends."""
-        if self._first_search is not None:
-            self._first_search.addErrback(lambda _: None)
-        self._cache.forget(self._source)
+        self._forget()
 
     def disconnect(self) -> Deferred[None]:
         """Close the partition's readers, and open no more. Fires when all are closed."""
-        self._cache.forget(self._source)
+        self._forget()
         return self._source.disconnect()
+
+    def _forget(self) -> None:
+        if self._first_search is not None:
+            self._first_search.addErrback(lambda _: None)
+        self._cache.forget(self._source)
 
     async def _read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63

@@ -5,12 +5,14 @@ The broker assigns the offsets.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, DeferredList, fail
 
+from storage.bridge import SharedResult
 from storage.log import (
     LOG_CLOSED,
     Entry,
@@ -29,6 +31,8 @@ from storage.pulsar.native.stored_entries import NativeEntries
 from storage.pulsar.native.tail_entries import TailEntries
 from storage.pulsar.native.tail_reader import TailReader
 from storage.tail import CachedTail, TailCache
+
+logger = logging.getLogger(__name__)
 
 FIRST_PROVISIONAL_OFFSET = 1 << 62
 """Appends in flight have provisional offsets from here on, which no record ever reaches."""
@@ -111,6 +115,7 @@ class NativeLog:
         self._idle: list[Deferred[None]] = []
         self.sender: NativeSender | None = None
         self.tail: TailReader | None = None
+        self._released: SharedResult[None] = SharedResult()
 
     @property
     def start_offset(self) -> int:
@@ -282,34 +287,39 @@ class NativeLog:
     def end(self, error: StorageError) -> Deferred[None]:
         """End the log: fail appends in flight and all later calls.
 
-        Fires when the client library has released the producer and the readers.
+        Fires when the client library has released the producer and the cached readers.
         """
-        if self.status.end_reason is not None:
-            return succeed(None)
-        self.status.end(error)
-        self._resident.clear()
-        self.tail_entries.end(error)
-        released = Deferred.fromCoroutine(self._release(error))
-        self._on_end(self, error)
-        self.status.notify()
-        self._notify_idle()
-        return released
+        if self.status.end_reason is None:
+            self.status.end(error)
+            self._resident.clear()
+            self.tail_entries.end(error)
+            Deferred.fromCoroutine(self._release(error)).addCallbacks(
+                self._released.succeed, lambda failure: self._released.fail(failure.value)
+            )
+            self._on_end(self, error)
+            self.status.notify()
+            self._notify_idle()
+        return Deferred.fromCoroutine(self._released.wait())
 
     async def _release(self, error: StorageError) -> None:
         if self.sender:
             self.partition.producer_released = closed = self.sender.end(error)
             await closed
-        if self.tail:
-            await self.tail.close()
-        await self._native_entries.close()
+        try:
+            if self.tail:
+                await self.tail.close()
+            await self._native_entries.close()
+        except StorageError as failure:
+            logger.debug("closing readers of %s failed: %s", self.topic, failure)
 
     def close(self) -> Deferred[None]:
         """Close the log because the topic was deleted or the store is closing."""
         return self.end(LogClosed(LOG_CLOSED))
 
-    def disconnect(self) -> Deferred[None]:
-        """As `close`, which also closes the reader of the log's end."""
-        return self.close()
+    def disconnect(self) -> Deferred[Any]:
+        """As `close`. Fires when all readers are closed; no reader is opened any more."""
+        disconnected = Deferred.fromCoroutine(self._native_entries.disconnect())
+        return DeferredList([self.close(), disconnected], consumeErrors=True)
 
     async def idle(self) -> None:
         """Return when all appends have succeeded or failed."""

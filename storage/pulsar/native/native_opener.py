@@ -72,14 +72,14 @@ async def open_native_log(
         log.end(Fenced(f"reading the topic's tail failed: {error}"))
 
     log.tail = TailReader(
-        client, topic, batch_format, native_entries.last, log.tail_entries.add, lost
+        native_entries.source, batch_format, native_entries.last, log.tail_entries.add, lost
     )
     log.tail_entries.release = log.tail.release
     try:
         check_may_write(topic, may_write)
         await log.tail.open()
     except StorageError:
-        await log.close()
+        await log.disconnect()
         raise
     return log
 

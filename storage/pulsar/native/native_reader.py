@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import msgspec
 import pulsar
 
-from storage.log import StorageFailed
+from storage.log import LOG_CLOSED, LogClosed
 from storage.plain_records import BatchFormat, PlainBatch
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.topic_readers import ReaderSource
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import (
     START,
@@ -85,48 +86,44 @@ def pack_entry(
     )
 
 
-def reading_start(position: Position) -> pulsar.MessageId:
+def reading_start(position: Position) -> Position:
     """Where to start so that a chunked message ending at, or shortly after, `position` is read."""
-    return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_LOOKBACK), -1)
+    return Position(position.ledger_id, max(0, position.entry_id - CHUNK_LOOKBACK))
 
 
 class NativeReader:
-    """Reads a topic's entries from `position` on. Blocking; used by one thread at a time."""
+    """Reads a topic's entries from `position` on. `read` blocks; used by one thread at a time.
+
+    It may be closed by another thread.
+    """
 
     def __init__(
-        self,
-        client: PulsarClient,
-        topic: str,
-        batch_format: BatchFormat,
-        position: Position,
-        queue: int,
+        self, source: ReaderSource, batch_format: BatchFormat, position: Position, queue: int
     ) -> None:
-        self._client = client
-        self._topic = topic
+        self._source = source
         self._format = batch_format
         self._position = position
         self._queue = queue
         self._assembler = EntryAssembler(START)
         self._id_parser = MessageIdParser()
+        self._lock = threading.Lock()
         self._reader: Any = None
+        self._is_closed = False
 
     def read(self, max_bytes: int, last: Position) -> list[PackedEntry]:
         """Entries up to and including the one at `last`, until they exceed `max_bytes`.
 
         Returns at least one, if there is one. The last entry is returned even if it exceeds
-        `max_bytes`, because it would not be read again. Raises StorageFailed.
+        `max_bytes`, because it would not be read again. Raises LogClosed.
         """
-        if self._reader is None:
-            self._reader = self._client.reader(
-                self._topic, reading_start(self._position), queue=self._queue
-            )
+        reader = self._opened()
         found: list[PackedEntry] = []
         was_quiet = False
         while max_bytes > 0 and self._assembler.last_complete < last:
             try:
-                message = self._reader.read_next(MESSAGE_WAIT_MS)
+                message = reader.read_next(MESSAGE_WAIT_MS)
             except pulsar.Timeout:
-                if was_quiet or not self._reader.has_message_available():
+                if was_quiet or not reader.has_message_available():
                     # The remaining entries are never delivered, but count as available.
                     break
                 was_quiet = True
@@ -141,10 +138,31 @@ class NativeReader:
                 max_bytes -= len(found[-1].payload)
         return found
 
+    def _opened(self) -> Any:
+        if self._reader is None:
+            reader = self._source.open(reading_start(self._position), self._queue)
+            with self._lock:
+                if not self._is_closed:
+                    self._reader = reader
+            if self._reader is not reader:
+                self._source.close(reader)
+        if self._is_closed:
+            raise LogClosed(LOG_CLOSED)
+        return self._reader
+
     def close(self) -> None:
-        reader, self._reader = self._reader, None
+        """Close it, in a thread. A read in progress fails."""
+        reader = self._taken()
         if reader is not None:
-            try:
-                reader.close()
-            except pulsar.PulsarException as error:
-                raise StorageFailed(f"closing a reader failed: {type(error).__name__}") from error
+            self._source.close(reader)
+
+    def drop(self) -> None:
+        """Leave the library's reader to its last reference, because it cannot be closed."""
+        if self._taken() is not None:
+            self._source.dropped()
+
+    def _taken(self) -> Any:
+        with self._lock:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+        return reader

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, succeed
 
-from storage.log import Entry
+from storage.log import Entry, StorageError
 from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import NotFound, PeekedEntry
 from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.topic_readers import ReaderSource
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.entry_search import EntryFinder
 from storage.pulsar.native.message_offsets import START, IndexCounter
@@ -67,6 +69,8 @@ class NativeEntries:
         leader_epoch: int,
     ) -> None:
         self.client = client
+        self.source = ReaderSource(client, finder.topic)
+        """Opens all readers of the topic."""
         self.finder = finder
         self.batch_format = batch_format
         self.base = base
@@ -173,9 +177,18 @@ class NativeEntries:
 
     async def close(self) -> None:
         """Close the readers; those in use are closed when their read ends."""
+        await self._close_cached()
+
+    async def disconnect(self) -> None:
+        """Close the readers, and open no more. Returns when all are closed."""
+        disconnected = self.source.disconnect()
+        await self._close_cached()
+        await disconnected
+
+    def _close_cached(self) -> Deferred[Any]:
         self._is_closed = True
         cursors, self._cursors = list(self._cursors), OrderedDict()
-        await DeferredList([self._close(cursor) for cursor in cursors])
+        return DeferredList([self._close(cursor) for cursor in cursors])
 
     def _first_offset(self, peeked: PeekedEntry) -> int:
         return self.base + peeked.index - peeked.messages + 1
@@ -191,9 +204,7 @@ class NativeEntries:
         queue = min(
             max(self.client.settings.reader_queue_bytes // self.average_bytes, fewest), most
         )
-        return ReadCursor(
-            NativeReader(self.client, self.finder.topic, self.batch_format, found[0], queue)
-        )
+        return ReadCursor(NativeReader(self.source, self.batch_format, found[0], queue))
 
     async def _find(self, offset: int) -> tuple[Position, PeekedEntry] | None:
         entries = await self.finder.entries()
@@ -208,4 +219,13 @@ class NativeEntries:
             self._close(self._cursors.popitem(last=False)[0])
 
     def _close(self, cursor: ReadCursor) -> Deferred[None]:
-        return self.client.run(cursor.reader.close).addErrback(lambda _: None)
+        def failed(_: object) -> None:
+            # Too many calls are queued: the reader is closed with its last reference.
+            cursor.reader.drop()
+
+        try:
+            return self.client.run(cursor.reader.close).addErrback(failed)
+        except StorageError:
+            # The client is closed, and all its readers with it.
+            cursor.reader.drop()
+            return succeed(None)

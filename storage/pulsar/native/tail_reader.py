@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pulsar
+from twisted.internet.defer import CancelledError, Deferred
 
-from storage.log import StorageError, StorageFailed
+from storage.log import LOG_CLOSED, LogClosed, StorageError, StorageFailed
 from storage.plain_records import BatchFormat
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.reconnection import Reconnection
+from storage.pulsar.client.topic_readers import ReaderSource
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import START, EntryAssembler, MessageIdParser
 from storage.pulsar.native.native_reader import (
@@ -20,6 +23,9 @@ from storage.pulsar.native.native_reader import (
     pack_entry,
     reading_start,
 )
+
+CHECK_SECONDS = 30.0
+"""Interval at which a reader is checked, without I/O, for a connection."""
 
 
 class ByteGate:
@@ -59,30 +65,48 @@ class TailReader:
 
     def __init__(
         self,
-        client: PulsarClient,
-        topic: str,
+        source: ReaderSource,
         batch_format: BatchFormat,
         after: Position,
         on_entry: Callable[[PackedEntry], None],
         on_failure: Callable[[StorageError], None],
     ) -> None:
-        self._client = client
-        self._topic = topic
+        self._source = source
+        self._client = source.client
         self._format = batch_format
         self._after = after
         self._assembler = EntryAssembler(after)
         self._id_parser = MessageIdParser()
         self._on_entry = on_entry
         self._on_failure = on_failure
-        self._gate = ByteGate(client.settings.arriving_bytes)
+        self._gate = ByteGate(source.client.settings.arriving_bytes)
         self._is_closed = False
         self._reader: Any = None
+        self._reconnection = Reconnection(time.monotonic)
+        self._pause: Deferred[None] | None = None
+        """The time until the next check."""
 
     async def open(self) -> None:
-        start = pulsar.MessageId.earliest if self._after == START else reading_start(self._after)
-        self._reader = await self._client.run(
-            lambda: self._client.reader(self._topic, start, listener=self._on_message)
-        )
+        """Open the reader. Raises StorageError, and LogClosed if this is closed meanwhile."""
+        start = None if self._after == START else reading_start(self._after)
+        reader = await self._client.run(lambda: self._source.open(start, listener=self._on_message))
+        if self._is_closed:
+            await self._client.run(lambda: self._source.close(reader))
+            raise LogClosed(LOG_CLOSED)
+        self._reader = reader
+        Deferred.fromCoroutine(self._check(reader))
+
+    async def _check(self, reader: Any) -> None:
+        """Fail if the library does not reconnect the reader."""
+        while not self._is_closed:
+            self._pause = self._client.pause(CHECK_SECONDS)
+            try:
+                await self._pause
+            except CancelledError:
+                return
+            if not self._is_closed and self._reconnection.has_given_up(reader):
+                self._is_closed = True
+                self._on_failure(StorageFailed("the reader is not reconnected"))
 
     def _on_message(self, reader: Any, message: pulsar.Message) -> None:
         """Called in the library's thread. Must not raise."""
@@ -111,14 +135,9 @@ class TailReader:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._pause is not None:
+            self._pause.cancel()
         self._gate.close()
         reader, self._reader = self._reader, None
         if reader is not None:
-            await self._client.run(lambda: _close(reader))
-
-
-def _close(reader: Any) -> None:
-    try:
-        reader.close()
-    except pulsar.PulsarException:  # closed already
-        return
+            await self._client.run(lambda: self._source.close(reader))

@@ -33,6 +33,7 @@ from storage.bridge import Reactor
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.reconnection import GIVE_UP_SECONDS, Reconnection
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import max_batch_bytes, message_key, payload
 
@@ -40,13 +41,6 @@ UNLIMITED_BYTES = 1 << 40
 UNLIMITED_MESSAGES = (1 << 31) - 1
 UNLIMITED_MILLISECONDS = 100_000_000_000
 """Three years."""
-
-GIVE_UP_SECONDS = 120.0
-"""Twice the longest pause between two attempts of the library to reconnect a producer.
-
-After some errors of a broker that stops, it makes no further attempt, and the producer of a topic
-that is available again stays disconnected.
-"""
 
 Failure = Callable[[], Exception]
 log = logging.getLogger(__name__)
@@ -106,9 +100,8 @@ class TableWriter:
         self._end_error: Failure | None = None
         self._idle: Deferred[None] | None = None
         self._failing_since: float | None = None
-        self._disconnected_since: float | None = None
-        """When a put first failed while the producer was disconnected; None if it connected again.
-        """
+        self._reconnection = Reconnection(reactor.seconds)
+        """Asked after each failed put."""
 
     async def open(self) -> None:
         """Create the exclusive producer, fencing its predecessor.
@@ -242,7 +235,7 @@ class TableWriter:
 
     def _burst_stored(self, size: int) -> None:
         self._on_stored(size)
-        self._disconnected_since = None
+        self._reconnection.connected()
         if self._failing_since is not None:
             self._failing_since = None
             log.warning("table writes succeed again topic=%s", self._topic)
@@ -271,16 +264,11 @@ class TableWriter:
             else "whether anything was stored is unknown"
         )
         reason = f"writing to the table {self._topic} failed: {error}; {outcome}"
-        now = self._reactor.seconds()
         if self._failing_since is None:
-            self._failing_since = now
+            self._failing_since = self._reactor.seconds()
             log.error("%s", reason)
         producer = self._producer
-        if producer is None or producer.is_connected():
-            self._disconnected_since = None
-        elif self._disconnected_since is None:
-            self._disconnected_since = now
-        elif now - self._disconnected_since >= GIVE_UP_SECONDS:
+        if producer is not None and self._reconnection.has_given_up(producer):
             close_producer(self._client, producer)
             self._end(
                 f"{self._topic}: the producer was disconnected for {GIVE_UP_SECONDS:.0f} s; "

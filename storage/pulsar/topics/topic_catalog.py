@@ -22,7 +22,7 @@ from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
 from storage.pulsar.compaction.trim import RetentionTrimmer, has_whole_ledgers
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name
+from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name, partition_of
 from storage.pulsar.topics.refresh import Refresher
 from storage.pulsar.topics.topic_calls import NotController, TopicController, answer_call
 from storage.pulsar.topics.topic_changes import TopicChanges
@@ -354,7 +354,7 @@ class TopicCatalog:
         self,
         names: Callable[[Mapping[str, PulsarTopic]], Awaitable[Mapping[str, tuple[str, bool]]]],
     ) -> None:
-        """List all topics; read new ones and the next ones due; write what differs to the log.
+        """List all topics; read new and missing ones and the next ones due; write what differs.
 
         `names` lists the topics. Raises NotController, StorageFailed.
         """
@@ -379,8 +379,15 @@ class TopicCatalog:
         wanted = {
             name: listed[name] for name in [*due, *new, *self._writer.unwritten] if name in listed
         }
-        gone = dict.fromkeys(name for name in known if name not in listed)
-        seen = {**await self._listing.fetch_all(wanted), **gone}
+        missing = {name: found for name, found in known.items() if name not in listed}
+        unserved = [name for name, found in missing.items() if not self._may_be_listed(found)]
+        # A list may be incomplete for a moment.
+        wanted.update(
+            (name, (found.full_name, True))
+            for name, found in missing.items()
+            if name not in unserved
+        )
+        seen = {**await self._listing.fetch_all(wanted), **dict.fromkeys(unserved)}
         names_seen = list(seen)
         for begin in range(0, len(names_seen), ROWS_AT_ONCE):
             self._check_term(term)
@@ -392,6 +399,14 @@ class TopicCatalog:
             differing = self._view.differing(newest)
             if differing:
                 await self._writer.write(differing)
+
+    def _may_be_listed(self, found: PulsarTopic) -> bool:
+        """Whether Pulsar's list would have this topic, if it exists.
+
+        False if its namespace is no longer served, or if it may be a partition of another topic.
+        """
+        is_served = self.names.listed(found.full_name) is not None
+        return is_served and partition_of(found.full_name) is None
 
     def _check_term(self, term: object) -> None:
         """Raises NotController if `follow` was called since `term` began."""

@@ -4,15 +4,19 @@ them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from twisted.internet.defer import DeferredLock
 
 from storage.log import Topic, UnknownTopic
 from storage.pulsar.topics.topic_listing import PulsarTopic
+
+log = logging.getLogger(__name__)
 
 
 class KnownTopics:
@@ -89,11 +93,19 @@ class KnownTopics:
 
     def notify_deleted(self, topic: Topic) -> None:
         for watcher in self._deletion_watchers:
-            watcher(topic)
+            _call(partial(watcher, topic))
 
     def notify(self) -> None:
         for watcher in self._watchers:
-            watcher()
+            _call(watcher)
+
+
+def _call(watcher: Callable[[], None]) -> None:
+    """Call a watcher. If it raises, the others are called nevertheless."""
+    try:
+        watcher()
+    except Exception:
+        log.exception("bug: a watcher of topics raised")
 
 
 def _visible(one: PulsarTopic | None) -> PulsarTopic | None:

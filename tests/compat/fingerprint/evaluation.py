@@ -107,28 +107,28 @@ class Round:
         return median(one.width for one in self.nameless if one.is_right_library)
 
 
+TITLES = (
+    "each version held out",
+    "each version held out, client ids of applications",
+    "versions never recorded, some under foreign names and settings",
+    "versions never recorded, client ids of applications",
+)
+
+
 @cache
-def rounds() -> tuple[Round, Round, Round, Round]:
+def rounds() -> tuple[Round, ...]:
     """Held-out and unseen versions, each with the recorded client ids and with an application's
-    client id.
+    client id; in the order of TITLES.
     """
     known, others = read_runs(), read_runs(UNSEEN)
     table = build_table(known)
-    return (
-        Round("each version held out", tuple(each_held_out(known))),
-        Round(
-            "each version held out, client ids of applications",
-            tuple(each_held_out(known, own_ids=False)),
-        ),
-        Round(
-            "versions never recorded, some under foreign names and settings",
-            tuple(unseen(table, others)),
-        ),
-        Round(
-            "versions never recorded, client ids of applications",
-            tuple(unseen(table, others, own_ids=False)),
-        ),
+    judged = (
+        each_held_out(known),
+        each_held_out(known, own_ids=False),
+        unseen(table, others),
+        unseen(table, others, own_ids=False),
     )
+    return tuple(Round(title, tuple(one)) for title, one in zip(TITLES, judged, strict=True))
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from compat.fingerprint.table import build_table, read_runs, version_numbers
-from tests.compat.fingerprint.evaluation import UNSEEN, rounds, share, strangers, unseen
+from tests.compat.fingerprint.evaluation import TITLES, UNSEEN, rounds, share, strangers, unseen
 from tests.compat.fingerprint.evaluation_page import (
     AIMED_AT,
     BEGIN,
@@ -41,23 +41,24 @@ WIDEST = 16
 UNDATED = {"aiokafka", "franz-go", "kafka-python", "sarama"}
 """Libraries with a protocol setting, whose ranges mostly cover more than half of the releases."""
 
-each_round = pytest.mark.parametrize("one", rounds(), ids=lambda one: one.title)
+
+@pytest.fixture(params=range(len(TITLES)), ids=TITLES)
+def one(request):
+    """A round. It is not made when the tests are collected, which each worker does."""
+    return rounds()[request.param]
 
 
-@each_round
 def test_library_is_right_and_range_contains_version(one):
     assert one.right >= MISSED.get(one.title, AIMED_AT), "\n".join(map(str, one.nameless))
     assert one.ranges >= RIGHT_RANGE, "\n".join(map(str, one.named))
     assert one.wrong <= MOST_WRONG, "\n".join(map(str, one.nameless))
 
 
-@each_round
 def test_range_is_narrow_except_for_libraries_with_protocol_setting(one):
     assert one.width <= WIDEST
     assert set(undated(one)) <= UNDATED
 
 
-@each_round
 def test_actual_library_is_a_candidate_if_none_is_named(one):
     left_out = [
         each

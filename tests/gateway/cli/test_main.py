@@ -331,3 +331,11 @@ def test_invalid_setting_exits_2_without_traceback():
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "kopgate: --node-id: input should be a valid integer, not 'x'\n"
+
+
+def test_serve_imports_no_other_command():
+    loaded = "import gateway.cli.main, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
+    )
+    assert not {*main.COMMANDS.values(), "kafka"} & {*done.stdout.split()}

@@ -102,6 +102,39 @@ def test_members_that_start_together_share_a_generation(env):
     assert [member.member_id for member in first.result.members] == ["c-id-1", "c-id-2"]
 
 
+@pytest.mark.parametrize("seconds", [SESSION - 1, 100 * SESSION])
+def test_session_continues_after_gateway_was_cut_off(env, seconds):
+    member = alone(env).member_id
+    env.broker.leadership.suspend()
+    env.clock.advance(seconds)
+    env.broker.leadership.resume()
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
+    heartbeat(env, member, 1)
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
+    env.clock.advance(2)
+    assert state(env) is GroupState.EMPTY
+
+
+def test_timers_of_groups_fire_at_most_once_a_second_while_gateway_is_cut_off(env):
+    alone(env)
+    env.clock.advance(SESSION - 0.001)
+    env.broker.leadership.suspend()
+    calls = 0
+
+    def count(group):
+        nonlocal calls
+        calls += 1
+        expire(group)
+
+    expire, env.broker.groups._expire = env.broker.groups._expire, count
+    for _ in range(1_000):
+        env.clock.advance(0.01)
+    assert calls <= 11
+    assert state(env) is GroupState.STABLE
+
+
 def test_assignment_is_sent_after_it_is_stored(env):
     waiting = join(env)
     env.clock.advance(INITIAL_DELAY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.groups.group_timers import MAX_CANCELLED, GroupTimers
+from gateway.groups.group_timers import MAX_CANCELLED, GroupClock, GroupTimers
 
 
 class AdvancingClock(Clock):
@@ -20,9 +20,13 @@ class AdvancingClock(Clock):
         self.rightNow += seconds
 
 
+def timers(clock: Clock) -> GroupTimers:
+    return GroupTimers(clock, GroupClock(clock, lambda: 0))
+
+
 def test_calls_are_made_in_order_when_due():
     clock = Clock()
-    alarms = GroupTimers(clock)
+    alarms = timers(clock)
     made: list[int] = []
     for number in (3, 1, 2):
         alarms.call_later(number, lambda number=number: made.append(number))
@@ -37,7 +41,7 @@ def test_calls_are_made_in_order_when_due():
 
 def test_cancelled_call_is_not_made():
     clock = Clock()
-    alarms = GroupTimers(clock)
+    alarms = timers(clock)
     made: list[int] = []
     cancels = [
         alarms.call_later(1, lambda number=number: made.append(number)) for number in range(3)
@@ -52,7 +56,7 @@ def test_cancelled_call_is_not_made():
 
 def test_slow_calls_are_spread_over_turns():
     clock = AdvancingClock()
-    alarms = GroupTimers(clock)
+    alarms = timers(clock)
     for number in range(10):
         alarms.call_later(1, lambda number=number: clock.work(number, 0.003))
     clock.rightNow = 1.0
@@ -63,7 +67,7 @@ def test_slow_calls_are_spread_over_turns():
 
 
 def test_cancelled_calls_are_removed_early():
-    alarms = GroupTimers(Clock())
+    alarms = timers(Clock())
     kept = [alarms.call_later(1800, lambda: None) for _ in range(10)]
     for _ in range(10_000):
         alarms.call_later(1800, lambda: None)()
@@ -72,7 +76,7 @@ def test_cancelled_calls_are_removed_early():
 
 def test_failing_call_does_not_stop_others():
     clock = Clock()
-    alarms = GroupTimers(clock)
+    alarms = timers(clock)
     made: list[int] = []
     alarms.call_later(1, lambda: made.remove(0))
     alarms.call_later(1, lambda: made.append(1))
@@ -84,8 +88,23 @@ def test_failing_call_does_not_stop_others():
 
 def test_timer_is_cancelled_with_last_call():
     clock = Clock()
-    alarms = GroupTimers(clock)
+    alarms = timers(clock)
     cancels = [alarms.call_later(1, lambda: None) for _ in range(3)]
     for cancel in cancels:
         cancel()
     assert clock.getDelayedCalls() == []
+
+
+def test_clock_of_groups_excludes_pauses():
+    clock = Clock()
+    groups = GroupClock(clock, lambda: 0)
+    clock.advance(5)
+    for pause in (10, 20):
+        groups.set_running(False)
+        clock.advance(pause)
+        groups.set_running(False)
+        clock.advance(1)
+        groups.set_running(True)
+        groups.set_running(True)
+        clock.advance(2)
+    assert groups.now() == 9_000

@@ -65,17 +65,43 @@ def test_every_version_returns_brokers_topics_and_leaders(version: int) -> None:
     assert rows == [(0, 3, [3], [3]), (1, 3, [3], [3])]
 
 
-@pytest.mark.parametrize("version", range(14))
+@pytest.mark.parametrize("version", [0, 1])
+def test_gateway_that_is_cut_off_names_the_others_to_clients_that_need_brokers(
+    version: int,
+) -> None:
+    """No partition has a leader there. kafka-python 1.3.5 takes over an empty list of brokers."""
+    env = open_environment(node_id=3)
+    env.topic("orders", 2)
+    cluster = env.broker.cluster
+    other = {"PLAINTEXT": ("b", 1)}
+    cluster.set_nodes({3: cluster.advertised, 5: other, 4: other})
+    cluster.set_cut_off(True)
+    reply = call(env, request("orders", "new"), version)
+    assert [(one.node_id, one.host, one.port) for one in reply.brokers] == [
+        (4, "b", 1),
+        (5, "b", 1),
+    ]
+    assert codes(reply) == [("orders", 0), ("new", ErrorCode.LEADER_NOT_AVAILABLE)]
+    rows = [(row.error_code, row.leader_id) for row in reply.topics[0].partitions]
+    assert rows == [(ErrorCode.LEADER_NOT_AVAILABLE, -1)] * 2
+    assert names(env) == {"orders"}
+    cluster.set_cut_off(False)
+    assert call(env, request("orders"), version).topics[0].partitions[0].leader_id == 3
+
+
+@pytest.mark.parametrize("version", range(2, 14))
 def test_gateway_that_is_cut_off_returns_neither_brokers_nor_topics(version: int) -> None:
     env = open_environment()
     env.topic("orders", 2)
     assert len(call(env, request("orders"), version).topics) == 1
-    env.broker.cluster.set_cut_off(True)
+    cluster = env.broker.cluster
+    cluster.set_nodes({0: cluster.advertised, 7: {"PLAINTEXT": ("b", 1)}})
+    cluster.set_cut_off(True)
     reply = call(env, request("orders", "new"), version)
     assert (list(reply.brokers), list(reply.topics)) == ([], [])
     assert names(env) == {"orders"}
-    env.broker.cluster.set_cut_off(False)
-    assert len(call(env, request("orders"), version).brokers) == 1
+    cluster.set_cut_off(False)
+    assert len(call(env, request("orders"), version).brokers) == 2
 
 
 @pytest.mark.parametrize("version", range(1, 14))

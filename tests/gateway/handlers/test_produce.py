@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 
 from gateway.handlers.produce import LARGE_RECORDS_BYTES, TURN_PARTITIONS
 from gateway.partitions.partition import ProducerRecovery
+from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply
 from gateway.protocol.wire.api_keys import ApiKey
@@ -372,6 +373,33 @@ def test_small_message_sets_are_checked_inline_and_large_on_thread(env):
     assert env.threads.calls == 0
     assert code(env, 2, old_set([(b"k", b"v" * LARGE_RECORDS_BYTES)], magic=1)) == 0
     assert env.threads.calls == 1
+
+
+def test_batches_above_a_limit_per_turn_are_checked_one_after_the_other(env, monkeypatch):
+    """A large one is checked on another thread."""
+    records = [batch(count) for count in (1, 1, 1, 20)]
+    small = len(records[0])
+    monkeypatch.setattr("gateway.handlers.produce.MAX_CHECKED_BYTES", 2 * small)
+    monkeypatch.setattr("gateway.handlers.produce.LARGE_BATCH_BYTES", small + 1)
+    checked = []
+
+    def check(given, version):
+        checked.append(given)
+        return check_batch(given, version)
+
+    monkeypatch.setattr("gateway.handlers.produce.check_batch", check)
+    (row,) = produce(env, NEW, (0, records[0]))
+    assert (row.error_code, len(checked), env.threads.calls) == (0, 1, 0)
+    checked.clear()
+    env.threads.hold()
+    started = start(env, request(NEW, *((0, one) for one in records)))
+    assert len(checked) == 2
+    env.clock.advance(0)
+    assert (len(checked), env.threads.calls) == (2 + 1, 1)
+    env.threads.release()
+    env.clock.advance(0)
+    ((_, rows),) = started.result.topics
+    assert [row.base_offset for row in rows] == [1, 2, 3, 4]
 
 
 def test_small_set_with_large_content_is_checked_on_thread(env):

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.handlers.produce import produce_at_once
+from gateway.partitions.record_batch import check_batch
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import request
 from tests.fakes.traffic import TrafficScenario
-from tests.gateway.protocol.wire.implementations import use
+from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.records.record_sets import batch, old_set
 
 Topic = CodecRequest.TopicProduceData
@@ -198,6 +199,7 @@ def test_requests_served_at_once_have_the_same_effects(seed: int) -> None:
         ("orders", batch(), True),
         ("orders", batch(producer=(7, 0, 0)), True),
         ("orders", batch(is_transactional=True), False),
+        ("orders", bytes(batch())[:-1] + b"?", False),
         ("orders", old_set(2, magic=1), False),
         ("compacted", batch(), False),
         ("small", batch(10), False),
@@ -214,6 +216,42 @@ def test_plain_requests_are_served_at_once(
         env.partition(topic)
     frame = bytearray(plain_request(name, records).encode(version=11))
     assert (produce_at_once(frame, 0, env.caller(11)) is not None) == is_expected
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_exception_in_a_callback_of_an_append_does_not_stop_the_others(
+    implementation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(implementation, monkeypatch)
+    env = open_environment()
+    env.topic("orders")
+    partition, records = env.partition("orders"), bytearray(batch())
+    env.store.hold()
+    append = partition.queue_batch(memoryview(records), check_batch(memoryview(records), 11), 0)
+    ran: list[int] = []
+    append.when_done(lambda: 1 // 0)
+    append.when_done(lambda: ran.append(1))
+    env.store.release()
+    assert ran == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_exception_after_a_plain_request_does_not_stop_the_retry(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use("cython", monkeypatch)
+    env = open_environment()
+    env.topic("orders")
+    env.partition("orders")
+    env.store.hold()
+    ran: list[int] = []
+    for ended in (lambda: 1 // 0, lambda: ran.append(1)):
+        asked = plain_request("orders", bytes(batch(producer=(7, 0, 0)))).encode(version=11)
+        served: Any = produce_at_once(bytearray(asked), 0, env.caller(11))
+        served.reply.when_done(ended)
+    env.store.release()
+    assert ran == [1]
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

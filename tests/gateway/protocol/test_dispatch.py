@@ -714,6 +714,14 @@ def test_delayed_reply_after_timeout_is_dropped(handlers, client, monkeypatch):
     assert (client.receive(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
 
 
+def test_append_that_fails_at_once_has_no_timeout(handlers, client, monkeypatch):
+    late(handlers, monkeypatch)
+    handlers.answers[b"p1"] = Refused("not stored")
+    client.send(produce(b"p1"))
+    assert client.is_aborted
+    assert client.clock.getDelayedCalls() == []
+
+
 def test_bug_in_timeout_reply_closes_only_its_connection(handlers, client, monkeypatch):
     async def produce_within(request, caller):
         later = await handlers.produce(request, caller)

@@ -153,6 +153,22 @@ def test_state_of_topic_deleted_by_another_gateway_is_deleted_at_once(env):
     assert not env.broker.topics.may_reappear(ID)
 
 
+def test_offsets_of_topic_created_again_with_the_same_id_are_kept(env):
+    env.store.outside([Topic("orders", ID, 1)])
+    commit(env)
+    Housekeeping(env.broker, env.background).start()
+    env.store.hold()
+    env.store.deleted_by_gateway("orders")
+    env.store.deleted_ids.clear()
+    env.store.outside([Topic("orders", ID, 1)])
+    assert env.broker.offsets.get("g", "orders", 0) is None
+    again = Started(env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 0)}))
+    env.store.release()
+    assert again.failure is None
+    assert env.broker.offsets.get("g", "orders", 0).offset == 1
+    assert (len(env.store.medium.tables["offsets"]), env.bugs) == (1, [])
+
+
 def test_topic_missing_briefly_keeps_offsets(env):
     env.store.outside([Topic("orders", ID, 1)])
     commit(env)

@@ -27,6 +27,7 @@ class Reopened:
         self.open: set[int] = set()
         self.asked: list[int] = []
         self.under_way: list[Deferred[Any]] = []
+        self.has_lease = True
         self._calls: list[Any] = []
         PartitionReopener(self, self, self._partition, self._start)  # type: ignore[arg-type]
 
@@ -35,6 +36,12 @@ class Reopened:
 
     def watch(self, call: Any) -> None:
         self._calls.append(call)
+
+    def watch_serving(self, call: Any) -> None:
+        self.change_serving = call
+
+    def may_serve(self) -> bool:
+        return self.has_lease
 
     def is_open(self, shard: int) -> bool:
         return shard in self.open
@@ -104,3 +111,29 @@ def test_partition_that_cannot_be_opened_does_not_stop_the_others(gateway):
     for _ in range(MAX_REOPENING):
         gateway.finish(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR))
     assert gateway.asked == list(range(2 * MAX_REOPENING))
+
+
+def test_partitions_are_opened_once_the_gateway_is_no_longer_cut_off(gateway):
+    gateway.written = {0: list(range(6)), 1: [6]}
+    gateway.change(0, ShardState.OPEN)
+    gateway.has_lease = False
+    for _ in range(MAX_REOPENING):
+        gateway.finish(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    gateway.change(1, ShardState.OPEN)
+    assert not gateway.under_way
+    gateway.asked.clear()
+    gateway.has_lease = True
+    gateway.change_serving(True)
+    while gateway.under_way:
+        gateway.finish()
+    assert sorted(gateway.asked) == list(range(7))
+
+
+def test_partitions_of_a_shard_that_is_opened_again_are_queued_once(gateway):
+    gateway.written = {0: [0, 1], 1: [2]}
+    gateway.has_lease = False
+    for shard in (0, 1, 0):
+        gateway.change(shard, ShardState.OPEN)
+    gateway.has_lease = True
+    gateway.change_serving(True)
+    assert sorted(gateway.asked) == [0, 1, 2]

@@ -8,6 +8,8 @@ const kafka = require('kafka-node')
 // snappy needs a compiler, and nothing else is known.
 const CODECS = { none: 0, gzip: 1 }
 const RETRY_MS = 100
+// The library's default. A request that was sent to a broker that then stopped ends by this timeout.
+const REQUEST_TIMEOUT_MS = 30000
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw =>
   raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64')
@@ -27,7 +29,7 @@ function common(options) {
   const settings = {
     kafkaHost: options.bootstrap,
     connectTimeout: 1000 * Number(options.timeout),
-    requestTimeout: 1000 * Number(options.timeout),
+    requestTimeout: Math.min(REQUEST_TIMEOUT_MS, 1000 * Number(options.timeout)),
   }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.sslOptions = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }

@@ -271,7 +271,7 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
     end = time.monotonic() + RECOVER_SECONDS
     while True:
         try:
-            admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(RECOVER_SECONDS)
+            admin.create_topics([NewTopic(topic, partitions, -1)])[topic].result(RECOVER_SECONDS)
             return
         except KafkaException as failure:
             # The topic exists if the answer to an earlier attempt was lost.

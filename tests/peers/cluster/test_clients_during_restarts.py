@@ -79,15 +79,17 @@ MORE_RETRIES = {
     "sarama-1.19.0-as-2.0.0": RETRIES,
 }
 
-#: Clients that report a refused commit (NOT_COORDINATOR) to the application, which has to repeat
-#: it.
-RETRIES_COMMITS = frozenset(
+#: Consumers that report a refused commit (NOT_COORDINATOR), or a broker that they cannot reach, to
+#: the application, which has to repeat the call.
+REPEATED_BY_APPLICATION = frozenset(
     {
         "confluent-0.11.6",
         "confluent-1.0.0",
         "confluent-1.0.0-as-0.9",
         "kafka-node-2.0.0",
         "kafka-node-5.0.0",
+        "sarama-1.10.0",
+        "sarama-1.19.0",
         "sarama-1.19.0-as-0.10.2",
         "sarama-1.19.0-as-2.0.0",
         "sarama-1.61.1",
@@ -264,7 +266,7 @@ def read_in_group(
     client: Client, brokers: Brokers, topic: str, count: int, read: dict[Place, str]
 ) -> None:
     """Read this many records from the committed offsets on, into `read`."""
-    words = RETRIES if client.name in RETRIES_COMMITS else ()
+    words = RETRIES if client.name in REPEATED_BY_APPLICATION else ()
     records = consume_in_group(
         client, brokers.bootstrap, topic, topic, count, *words, timeout=CLIENT_SECONDS
     )

@@ -115,7 +115,7 @@ def test_older_gateway_is_refused_while_a_cluster_uses_the_store(
         said = holder.stdout.readline()
         holder.kill()
     overdue.cancel()
-    assert "in use by a cluster of gateways (controller: node 1" in said
+    assert "node 1 (process " in said
     started.assert_running()
 
 

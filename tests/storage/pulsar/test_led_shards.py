@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
-from storage.log import LogClosed, StorageFailed, UnknownTopic
+from storage.log import Fenced, LogClosed, LogStatus, StorageFailed, UnknownTopic
 from storage.pulsar import led_shards
 from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
 from storage.pulsar.led_shards import LedShards
@@ -35,12 +35,16 @@ async def within(what: str, step: Deferred[Any]) -> None:
 
 class OpenedLog:
     is_closed = False
+    bug: Exception | None = None
 
     def __init__(self) -> None:
+        self.status = LogStatus()
         self.disconnected: Deferred[None] = succeed(None)
 
     def disconnect(self) -> Deferred[None]:
         self.is_closed = True
+        if self.bug is not None:
+            raise self.bug
         return self.disconnected
 
 
@@ -53,17 +57,22 @@ class SlowLedShards:
         self.producer: Deferred[None] = Deferred()
         self.opened: list[OpenedLog] = []
         self.format = "mixed_kafka"
+        self.ends_early = False
+        """Whether logs end while they are opened."""
         self.reloads: list[Deferred[None]] = []
         """The next calls of `TopicCatalog.reload`."""
         self.side_topics: list[tuple[bytes, int]] = []
         """Deleted side topics: key of the partition and generation."""
+        self.side_topic_deleted: Deferred[None] = succeed(None)
+        self.is_created_again = False
+        """Whether another program has created `gone` again, with the same id."""
         catalog = SimpleNamespace(
             topics=self.topics,
             topic_ids=set(),
             full_name=lambda name, index: f"{name}-{index}",
             entry_format=lambda name: self.format,
             reload=self.reload,
-            is_deleted=lambda topic_id: topic_id == GONE.topic_id,
+            is_deleted=lambda topic_id: topic_id == GONE.topic_id and not self.is_created_again,
         )
         unused: Any = None
         self.led = LedShards(
@@ -89,11 +98,14 @@ class SlowLedShards:
 
     async def delete_side_topic(self, key: bytes, generation: int) -> None:
         self.side_topics.append((key, generation))
+        await self.side_topic_deleted
 
     async def open(self, *_: object) -> OpenedLog:
         """`PulsarLogOpener.open`."""
         await self.producer
         self.opened.append(OpenedLog())
+        if self.ends_early:
+            self.opened[-1].status.end(Fenced("an entry cannot be read"))
         return self.opened[-1]
 
     def begin(self, name: str) -> Started:
@@ -201,6 +213,38 @@ def test_led_shards_drop_partitions_that_this_process_never_opened(shards: SlowL
     assert list(shards.led._shards[0].partitions) == [partition_key(topic("orders").topic_id, 0)]
 
 
+def test_partitions_of_a_topic_that_was_created_again_are_kept(shards: SlowLedShards) -> None:
+    """The deletion of the first partition takes long."""
+    rows = PartitionTable()
+    shard = shards.led._shards[0] = loaded_shard(rows)
+    second = partition_key(GONE.topic_id, 1)
+    shard.partitions[second] = PartitionState(cast(Any, rows), second, PartitionRow())
+    shards.side_topic_deleted = Deferred()
+    shards.led.topic_deleted(GONE)
+    shards.is_created_again = True
+    shards.topics["gone"] = GONE
+    early = shards.begin("gone")
+    assert isinstance(early.failure, StorageFailed)
+    shards.side_topic_deleted.callback(None)
+    assert second in shard.partitions
+    assert len(rows.puts) == 1
+    shards.producer.callback(None)
+    assert shards.begin("gone").failure is None
+
+
+def test_log_whose_state_was_deleted_while_it_was_opened_is_not_used(
+    shards: SlowLedShards,
+) -> None:
+    shard = shards.led._shards[0] = loaded_shard(PartitionTable())
+    shards.topics["gone"] = GONE
+    opening = shards.begin("gone")
+    shards.led.topic_deleted(GONE)
+    shards.producer.callback(None)
+    assert isinstance(opening.failure, StorageFailed)
+    assert partition_key(GONE.topic_id, 0) not in shard.partitions
+    assert shards.begin("gone").failure is None
+
+
 def test_state_that_cannot_be_deleted_is_logged(
     shards: SlowLedShards, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +266,15 @@ def test_log_opened_in_a_former_entry_format_is_not_used(shards: SlowLedShards) 
     assert isinstance(opening.failure, StorageFailed)
     assert shards.opened[0].is_closed
     assert shards.led.applied_revision == 9
+
+
+def test_log_that_ended_while_it_was_opened_is_opened_again(shards: SlowLedShards) -> None:
+    shards.producer.callback(None)
+    shards.ends_early = True
+    assert isinstance(shards.begin("orders").failure, Fenced)
+    assert shards.opened[0].is_closed
+    shards.ends_early = False
+    assert shards.begin("orders").result is shards.opened[1]
 
 
 def test_topic_is_looked_up_once_its_opening_no_longer_delays_a_deletion(
@@ -262,3 +315,18 @@ def test_deletion_is_applied_once_the_logs_of_the_topic_are_disconnected(
     assert shards.led.applied_revision == 7
     log.disconnected.callback(None)
     assert shards.led.applied_revision == 8
+
+
+def test_bug_while_a_log_is_closed_does_not_stop_the_others(shards: SlowLedShards) -> None:
+    shards.producer.callback(None)
+    logs = [shards.begin(name).result for name in ("orders", "bills")]
+    for name, log in zip(("orders", "bills"), logs, strict=True):
+        log.partition = SimpleNamespace(
+            key=partition_key(topic(name).topic_id, 0), row=PartitionRow()
+        )
+    logs[0].bug = ZeroDivisionError()
+    for name in ("orders", "bills"):
+        shards.delete(name)
+    shards.led.topics_changed()
+    assert logs[1].is_closed
+    assert shards.led.applied_revision == shards.revision

@@ -18,12 +18,14 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
+from storage.cluster import OtherController
 from storage.log import Fenced, StaleStoreLock, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
+from tests.storage.pulsar.lock_holder import lock_topic
 from tests.testkit.pulsar import suspend
 from tests.testkit.settle import settle, until
 from tests.testkit.tenant import Tenant
@@ -41,9 +43,7 @@ class Locks:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = replace(settings, lock_beat_seconds=BEAT_SECONDS)
-        self.topic = (
-            f"persistent://{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock"
-        )
+        self.topic = lock_topic(settings)
         self.reasons: list[str] = []
         self._opened: list[tuple[StoreLock, PulsarAdmin, PulsarClient]] = []
         self._processes: list[subprocess.Popen[str]] = []
@@ -66,11 +66,11 @@ class Locks:
         **settings: float,
     ) -> StoreLock:
         lock = await self.make(lost, **settings)
-        await lock.take(node, takeover)
+        await lock.take(node, takeover, replace_controller=takeover)
         return lock
 
     def process(self, node: str) -> subprocess.Popen[str]:
-        """Another process that has taken the lock."""
+        """A gateway of an older version that has taken the lock."""
         names = ("service_url", "admin_url", "metadata_tenant", "metadata_namespace")
         command = [
             sys.executable,
@@ -111,19 +111,29 @@ def after(seconds: float) -> Deferred[None]:
 
 
 @ensureDeferred
-async def test_second_process_is_refused_with_holder_and_remedy(locks: Locks) -> None:
+async def test_second_controller_is_refused_with_holder(locks: Locks) -> None:
     await locks.taken("one")
     await after(BEAT_SECONDS * 2)
-    # The second holder considers the first one, with its usual heartbeat, dead only after this
-    # time.
-    second = await locks.make(lock_beat_seconds=5.0)
-    with pytest.raises(StoreInUse) as caught:
+    second = await locks.make()
+    with pytest.raises(OtherController) as caught:
         await second.take("two", False)
-    assert type(caught.value) is StoreInUse, "its holder lives"
     said = str(caught.value)
-    assert f"in use by one (process {os.getpid()} on " in said
-    assert "--pulsar-takeover" in said
+    assert f"another controller: one (process {os.getpid()} on " in said
     assert locks.settings.metadata_namespace in said
+
+
+@ensureDeferred
+async def test_gateway_is_refused_by_an_older_one_with_remedy(locks: Locks) -> None:
+    locks.process("old")
+    # It considers the holder, with its usual heartbeat, dead only after this time.
+    second = await locks.make(lock_beat_seconds=5.0)
+    for replace_controller in (False, True):
+        with pytest.raises(StoreInUse) as caught:
+            await second.take("two", False, replace_controller=replace_controller)
+        assert type(caught.value) is StoreInUse, "its holder lives"
+        said = str(caught.value)
+        assert "in use by old (process " in said
+        assert "--pulsar-takeover" in said
 
 
 @ensureDeferred
@@ -132,7 +142,7 @@ async def test_released_lock_can_be_taken(locks: Locks) -> None:
     await first.release()
     await first.release()
     second = await locks.taken("two")
-    with pytest.raises(StoreInUse, match="by two "):
+    with pytest.raises(OtherController, match="controller: two "):
         await first.take("one", False)
     await second.release()
     await first.take("one", False)
@@ -153,7 +163,7 @@ async def test_holder_keeps_lock_when_its_topic_moves(locks: Locks, pulsar: Tena
         # The lock is free until its holder's client has noticed and reconnected.
         await until(lambda: is_held(locks, pulsar))
         await after(BEAT_SECONDS * 3)
-    with pytest.raises(StoreInUse, match="by one "):
+    with pytest.raises(OtherController, match="controller: one "):
         await locks.taken("two")
     assert locks.reasons == []
 
@@ -227,7 +237,7 @@ async def test_refused_holder_reacquires_lock_if_no_other_process_took_it(
     with foreign_producer(locks):
         await until(lambda: "store lock refused by Pulsar" in caplog.text)
     await until(lambda: "store lock reacquired" in caplog.text)
-    with pytest.raises(StoreInUse, match="by one "):
+    with pytest.raises(OtherController, match="controller: one "):
         await locks.taken("two")
     assert locks.reasons == []
 
@@ -248,7 +258,7 @@ async def test_lock_with_invalid_last_message_names_no_holder(locks: Locks) -> N
     await lock.release()
     with foreign_producer(locks) as producer:
         producer.send(b"no holder")
-        with pytest.raises(StoreInUse, match="has not announced itself"):
+        with pytest.raises(OtherController, match="has not announced itself"):
             await locks.taken("two")
 
 

@@ -257,6 +257,32 @@ def test_requests_are_refused_at_once_after_a_long_suspension(bench):
     assert bench.wait(3).is_done
 
 
+def test_requests_for_shards_that_open_are_refused_after_a_long_suspension(bench):
+    slow = bench.slow()
+    bench.leadership.lead(3, 1)
+    bench.leadership.suspend()
+    bench.clock.advance(4)
+    waiting = bench.wait(3)
+    assert not waiting.is_done
+    bench.clock.advance(1)
+    assert isinstance(waiting.failure, NotLeader)
+    assert isinstance(bench.wait(3).failure, NotLeader)
+    bench.leadership.resume()
+    waiting = bench.wait(3)
+    slow.callback(None)
+    assert waiting.failure is None
+
+
+def test_suspension_and_each_resume_are_reported(bench):
+    reported = []
+    bench.leadership.watch_serving(reported.append)
+    bench.leadership.resume()
+    bench.leadership.suspend()
+    bench.leadership.suspend()
+    bench.leadership.resume()
+    assert reported == [True, False, True]
+
+
 def test_gateway_that_is_cut_off_holds_no_request(bench):
     is_permitted = True
     bench.leadership.may_serve = lambda: is_permitted

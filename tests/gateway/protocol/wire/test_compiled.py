@@ -110,6 +110,24 @@ def test_batches_of_common_requests_are_checked_while_they_are_read(version):
     assert unchecked(found) == in_python(read_produce, frame, 0, version)
 
 
+def test_only_some_mib_of_a_request_are_checked_while_it_is_read():
+    """The peer may not even be authorized to write."""
+    records = bytes(batch([(b"", bytes(1_500_000))]))
+    frame = bytearray(produce_body(9, records=records))
+    found = read_compiled(frame, 9)
+    checked = [sent.batch is not None for topic in found.topics for sent in topic.partitions]
+    assert checked == [True, True, False, False]
+    assert unchecked(found) == in_python(read_produce, frame, 0, 9)
+
+
+@pytest.mark.parametrize(("size", "is_expected"), [(1_000_000, True), (1_500_000, False)])
+def test_only_requests_of_some_mib_are_served_at_once(size, is_expected):
+    records = bytes(batch([(b"", bytes(size))]))
+    frame = bytearray(produce_body(9, records=records))
+    found = compiled.plain_produce(frame, 0, 9, 100)
+    assert (found is not None) == is_expected
+
+
 @pytest.mark.parametrize("version", [0, 8, 9, 12])
 def test_common_headers_are_read_by_compiled_code(version):
     frame = bytearray(

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -370,6 +371,11 @@ func group(opts options) {
 			fail(fmt.Sprintf("timed out, %d records still missing", count))
 		}
 		for _, failure := range fetches.Errors() {
+			var lost *kgo.ErrGroupSession
+			if retries > 0 && errors.As(failure.Err, &lost) {
+				// The library joins again by itself.
+				continue
+			}
 			must(fmt.Errorf("%s:%d: %w", failure.Topic, failure.Partition, failure.Err))
 		}
 		read := fetches.Records()

@@ -21,12 +21,28 @@ func group(config *sarama.Config, opts options, topic string, count int) {
 	must(err)
 	incoming := make(chan *sarama.ConsumerMessage)
 	marks := map[int32]sarama.PartitionOffsetManager{}
+	retries := integer(opts.get("retries", "0"))
+	// It is for the application to call again if the connection to the broker is lost.
+	repeat := func(call func() error) {
+		for err := call(); err != nil; err = call() {
+			if retries == 0 {
+				must(err)
+			}
+			retries--
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
 	for _, partition := range partitions {
-		marks[partition], err = offsets.ManagePartition(topic, partition)
-		must(err)
+		repeat(func() (err error) {
+			marks[partition], err = offsets.ManagePartition(topic, partition)
+			return
+		})
 		next, _ := marks[partition].NextOffset()
-		stream, err := consumer.ConsumePartition(topic, partition, next)
-		must(err)
+		var stream sarama.PartitionConsumer
+		repeat(func() (err error) {
+			stream, err = consumer.ConsumePartition(topic, partition, next)
+			return
+		})
 		go func() {
 			for one := range stream.Messages() {
 				incoming <- one

@@ -26,7 +26,7 @@ class ReaderClient:
         self.reactor_calls = SimpleNamespace(post=self.posted.append)
         self.closed = 0
 
-    def reader(self, topic: str, start: Any, *, queue: int) -> Any:
+    def reader(self, topic: str, start: Any, **_: object) -> Any:
         if self.failure is not None:
             raise self.failure
         return SimpleNamespace(close=self.close)

@@ -15,13 +15,11 @@ from twisted.internet.task import deferLater
 
 from storage.cluster import OtherController, Rows
 from storage.log import Fenced, StorageFailed, StoreInUse
-from storage.pulsar.admin.admin_api import PulsarAdmin
-from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.cluster.log_follower import read_log
-from storage.pulsar.lock import StoreLock
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.storage.pulsar.cluster.member_processes import MemberProcesses
 from tests.storage.pulsar.cluster.pulsar_bench import PulsarClusterBench
+from tests.storage.pulsar.lock_holder import OlderLock
 from tests.testkit.pulsar import Pulsar, suspend
 from tests.testkit.pulsar_relay import SEND, SEND_RECEIPT, PulsarRelays
 from tests.testkit.settle import until
@@ -197,28 +195,22 @@ async def test_put_after_one_of_unknown_outcome_continues_the_revisions(
 async def test_cluster_and_gateway_outside_it_refuse_each_other(
     bench: PulsarClusterBench,
 ) -> None:
-    settings = bench.settings
-    client, admin = PulsarClient(settings, reactor), PulsarAdmin(settings, reactor)
-    await client.open()
-    old = StoreLock(client, admin, settings, reactor)
+    member = await bench.process("member")
+    await member.log.acquire(force=False)
+    with pytest.raises(client_library.ProducerFenced):
+        await threads.deferToThread(OlderLock, "old", bench.settings)
+    other = await bench.process("other")
+    with pytest.raises(OtherController):
+        await other.log.acquire(force=False)
+    await member.log.release()
+    old = await threads.deferToThread(OlderLock, "old", bench.settings)
     try:
-        member = await bench.process("member")
-        await old.take("old", takeover=False)
         for force in (False, True):
             with pytest.raises(StoreInUse, match=r"in use by old .* does not join clusters") as no:
                 await member.log.acquire(force)
             assert not isinstance(no.value, OtherController)
-        await old.release()
-        await member.log.acquire(force=False)
-        with pytest.raises(StoreInUse, match=r"cluster of gateways \(controller: member \("):
-            await old.take("old", takeover=False)
-        other = await bench.process("other")
-        with pytest.raises(OtherController):
-            await other.log.acquire(force=False)
     finally:
-        await old.release()
-        await admin.close()
-        await client.close()
+        await threads.deferToThread(old.close)
 
 
 @ensureDeferred

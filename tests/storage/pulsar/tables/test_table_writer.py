@@ -12,8 +12,9 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 
 from storage.log import Fenced, StorageFailed
+from storage.pulsar.client.reconnection import GIVE_UP_SECONDS
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.table_writer import GIVE_UP_SECONDS, TableWriter
+from storage.pulsar.tables.table_writer import TableWriter
 
 
 class StuckProducer:

@@ -32,6 +32,8 @@ class FakePulsar:
         self.calls: list[str] = []
         self.held: dict[str, Deferred[None]] = {}
         self.fails: dict[str, Exception] = {}
+        self.unlisted: set[str] = set()
+        """Topics that lists leave out."""
 
     def make(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
         self.partitions[full_name] = partitions
@@ -86,11 +88,12 @@ class FakePulsar:
             return [
                 partition_name(name, index)
                 for name, count in self.partitions.items()
-                if name.startswith(there)
+                if name.startswith(there) and name not in self.unlisted
                 for index in range(count)
             ]
         if parts[2] == "partitioned" and len(parts) == 3:
-            return [name for name in self.partitions if name.startswith(f"{PREFIX}{namespace}/")]
+            names = self.partitions.keys() - self.unlisted
+            return [name for name in names if name.startswith(f"{PREFIX}{namespace}/")]
         name = f"{PREFIX}{namespace}/{parts[2]}"
         return self._perform_on_topic(f"{method} {'/'.join(parts[3:])}", name, query, body)
 

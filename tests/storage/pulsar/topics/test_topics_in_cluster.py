@@ -271,6 +271,22 @@ def test_followers_notice_deletions_once_they_are_final(cluster: TwoGateways) ->
     assert cluster.leading.deletions == []
 
 
+def test_watcher_that_raises_does_not_stop_the_others(
+    cluster: TwoGateways, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+    catalog = cluster.following.catalog
+    catalog.watch(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    catalog.watch(lambda: told.append("changed"))
+    catalog.watch_deletions(lambda topic: 1 // 0)  # type: ignore[arg-type,return-value]
+    catalog.watch_deletions(lambda topic: told.append(topic.name))
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    get(begin(cluster.leading.catalog.delete("orders")))
+    assert told[0] == "changed"
+    assert told[-1] == "orders"
+    assert "bug: a watcher of topics raised" in caplog.text
+
+
 def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None:
     get(begin(cluster.leading.catalog.create(topic("orders"))))
     del cluster.pulsar.partitions[THERE + "orders"]
@@ -278,6 +294,33 @@ def test_deletions_by_other_programs_are_not_final(cluster: TwoGateways) -> None
     assert names(cluster.following) == []
     assert cluster.following.deletions == []
     assert not cluster.following.catalog.is_deleted(topic("orders").topic_id)
+
+
+def test_topic_that_a_list_leaves_out_is_not_gone(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    cluster.refresh()
+    assert names(cluster.following) == ["orders"]
+
+
+def test_missing_topic_that_cannot_be_looked_up_is_not_gone(cluster: TwoGateways) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    cluster.pulsar.fails["orders/partitions"] = AdminFailed("overloaded", 503, "overloaded")
+    cluster.refresh()
+    assert names(cluster.following) == ["orders"]
+
+
+def test_interrupted_deletion_is_not_final_if_a_list_leaves_the_topic_out(
+    cluster: TwoGateways,
+) -> None:
+    get(begin(cluster.leading.catalog.create(topic("orders"))))
+    cluster.waits_for_replay = True
+    begin(cluster.leading.catalog.delete("orders"))
+    cluster.pulsar.unlisted.add(THERE + "orders")
+    get(cluster.elect(cluster.following))
+    assert names(cluster.leading) == ["orders"]
+    assert not cluster.leading.catalog.is_deleted(topic("orders").topic_id)
 
 
 def test_every_gateway_knows_which_topics_were_deleted_also_after_its_start(
