@@ -8,7 +8,7 @@ const kafka = require('kafka-node')
 // snappy needs a compiler, and nothing else is known.
 const CODECS = { none: 0, gzip: 1 }
 const RETRY_MS = 100
-// The library's default. A request that was sent to a broker that then stopped ends by this timeout.
+// The library's default. It ends a request that was sent to a broker that then stopped.
 const REQUEST_TIMEOUT_MS = 30000
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw =>
