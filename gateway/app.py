@@ -31,6 +31,7 @@ from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.consumer.topology import TopicView
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.groups.offsets.remote_offsets import RemoteOffsets, serve_offsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
 from gateway.protocol.errors import KafkaError
@@ -168,12 +169,19 @@ async def open_broker(
         authorizer=authorizer,
         tenants=make_tenants(settings),
         controller=controller,
+        remote_offsets=_remote_offsets(membership),
     )
     if membership.node is not None:
         serve_calls(membership.node.calls, broker, membership.revision)
+        serve_offsets(membership.node.calls, broker.confirm_coordinator, offsets)
         serve_traffic_rows(membership.node.calls, topics, now)
     await membership.start()
     return broker
+
+
+def _remote_offsets(membership: ClusterMembership) -> RemoteOffsets | None:
+    node = membership.node
+    return None if node is None else RemoteOffsets(node.calls, membership.view)
 
 
 async def _open_cluster(

@@ -18,6 +18,7 @@ from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.groups.offsets.remote_offsets import RemoteOffsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -46,7 +47,7 @@ class Broker:
     replies. `traffic` is the traffic log, `audit` the audit log. `authorizer` is None if everything
     is allowed. `quota_usage` counts what clients use of `client_quotas`. `tenants` binds principals
     to namespaces; None if none is bound. `controller` executes what changes the state of the whole
-    cluster.
+    cluster. `remote_offsets` asks other coordinators; None if there are no other gateways.
     """
 
     configs: BrokerConfigs
@@ -76,6 +77,7 @@ class Broker:
     audit: AuditLog = NO_AUDIT_LOG
     tenants: Tenants | None = None
     controller: ControllerAccess = LOCAL_CONTROLLER
+    remote_offsets: RemoteOffsets | None = None
 
     async def confirm_coordinator(self, group_id: str, deadline: float | None = None) -> int:
         """Confirm that this gateway coordinates a group, before reading `groups` or `offsets`.

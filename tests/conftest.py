@@ -6,6 +6,7 @@ stops hanging tests.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
 from functools import cache
@@ -127,6 +128,13 @@ def pytest_collection_modifyitems(items):
         )
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Exempt all collected tests from garbage collection; with them a full one takes 0.3 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

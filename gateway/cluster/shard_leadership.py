@@ -188,6 +188,11 @@ class ShardLeadership:
             if one.state is not ShardState.OPEN:
                 self._refuse_waiting(one, "this gateway is cut off from the cluster")
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether this gateway is cut off, and refuses requests."""
+        return self._is_refusing
+
     def resume(self) -> None:
         """Serve again."""
         self._is_refusing = False

@@ -11,6 +11,7 @@ from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchRespo
 
 from gateway.coroutines import SLICE_ROWS, TimeSlices
 from gateway.groups.offsets.offset_rows import CommittedOffset
+from gateway.groups.offsets.remote_offsets import FindOffset
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import encode_if_large
@@ -197,7 +198,7 @@ def _row(asked: CommittedPartition, times: CommitTimes) -> CommittedOffset:
     )
 
 
-@serves(ApiKey.OFFSET_FETCH, 1, 7)
+@serves(ApiKey.OFFSET_FETCH, 2, 7)
 async def offset_fetch(request: Any, caller: Caller) -> Any:
     """Return committed offsets, or -1. v2 accepts null for all topics, v5 adds leader epochs.
 
@@ -260,13 +261,18 @@ class TopicOffsets(NamedTuple):
 
 
 def committed_offsets(
-    group_id: str, asked: Iterable[Any] | None, caller: Caller
+    group_id: str,
+    asked: Iterable[Any] | None,
+    caller: Caller,
+    find: FindOffset | None = None,
 ) -> Iterator[TopicOffsets]:
     """Yield the requested offsets, or all if `asked` is None.
 
+    `find` returns the offset of a topic and partition; by default it is looked up in this gateway.
     Repeated partitions are returned once, so that a small request does not cause a large reply.
     """
     offsets, topics = caller.broker.offsets, caller.broker.topics
+    find = find or partial(offsets.get, group_id)
     if asked is None:
         for name, topic_id, committed in offsets.by_topic(group_id):
             if caller.may_use_topic(AclOperation.DESCRIBE, name):
@@ -286,7 +292,7 @@ def committed_offsets(
             refusal = caller.topic_refusal(key)
             yield TopicOffsets(name, topic_id, partitions, _no_offset, refusal)
         elif topic_state is not None:
-            get = partial(offsets.get, group_id, topic_state.name)
+            get = partial(find, topic_state.name)
             yield TopicOffsets(
                 key if isinstance(key, str) else topic_state.name,
                 topic_state.topic.topic_id,

@@ -7,7 +7,8 @@ from typing import Any
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.old_requests import committed_at, offsets_before
-from gateway.coroutines import TimeSlices
+from gateway.coroutines import TimeSlices, Waiter
+from gateway.groups.offsets.remote_offsets import AskedOffsets, FindOffset
 from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (
     commit_offsets,
@@ -18,12 +19,18 @@ from gateway.handlers.groups.offset_commit import (
 from gateway.handlers.list_offsets import find_offset
 from gateway.handlers.metadata import metadata_response
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.security.acls import AclOperation, AclResource
+
+#: Seconds to wait for a group's coordinator. Clients wait 30 s for a reply.
+COORDINATOR_SECONDS = 20.0
+
+#: Seconds between two attempts to find it.
+RETRY_SECONDS = 0.2
 
 
 @serves(ApiKey.FETCH, 0, 1)
@@ -122,17 +129,65 @@ async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
 
     A partition without an offset is an error, as for a missing ZooKeeper node.
     """
+    return await _fetch_offsets(request, caller, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+@serves(ApiKey.OFFSET_FETCH, 1, 1)
+async def offset_fetch_v1(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8.2 to 0.10.1, librdkafka before 1.6, kafka-python 1, kafka-node."""
+    return await _fetch_offsets(request, caller, ErrorCode.NONE)
+
+
+async def _fetch_offsets(request: Any, caller: Caller, missing: ErrorCode) -> Any:
+    """Return committed offsets, also of a group that another gateway coordinates.
+
+    `missing` is the error code of a partition without an offset.
+    """
     caller.traffic.group_named(request.group_id)
     try:
         caller.require(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id)
-        epoch = await caller.broker.confirm_coordinator(request.group_id)
-        found = committed_offsets(request.group_id, request.topics, caller)
-        not_found_as_error = (
-            one._replace(missing=one.missing or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            for one in found
+        find, epoch = await _find_offsets(request, caller)
+        found = (
+            one._replace(missing=one.missing or missing)
+            for one in committed_offsets(request.group_id, request.topics, caller, find)
         )
-        reply = await single_group_reply(not_found_as_error, caller)
-        caller.broker.check_coordinator(request.group_id, epoch)
+        reply = await single_group_reply(found, caller)
+        if epoch is not None:
+            caller.broker.check_coordinator(request.group_id, epoch)
     except KafkaError as refusal:
+        if refusal.code is ErrorCode.NOT_COORDINATOR and caller.broker.remote_offsets is not None:
+            # See `remote_offsets`. Clients repeat the request on a new connection.
+            raise Refused("the coordinator of a group does not answer OffsetFetch") from refusal
         return await single_group_refusal(request, caller, refusal)
     return reply
+
+
+async def _find_offsets(request: Any, caller: Caller) -> tuple[FindOffset | None, int | None]:
+    """Return a function that finds the group's offsets; or None and the leader epoch of
+    `confirm_coordinator` if this gateway has them.
+
+    Waits for a coordinator for at most COORDINATOR_SECONDS. Raises KafkaError(NOT_COORDINATOR).
+    """
+    broker = caller.broker
+    remote = broker.remote_offsets
+    deadline = broker.clock.seconds() + COORDINATOR_SECONDS
+    while True:
+        try:
+            return None, await broker.confirm_coordinator(request.group_id)
+        except KafkaError as failure:
+            refusal = failure
+        if (
+            remote is None
+            or refusal.code is not ErrorCode.NOT_COORDINATOR
+            or broker.leadership.is_refusing
+        ):
+            raise refusal
+        topics = [(topic.name, topic.partition_indexes) for topic in request.topics]
+        find = await remote.fetch(AskedOffsets(request.group_id, topics))
+        if find is not None:
+            return find, None
+        left = deadline - broker.clock.seconds()
+        if left <= 0 or await broker.interruptible_waits.wait(
+            Waiter(broker.clock), min(RETRY_SECONDS, left)
+        ):
+            raise refusal

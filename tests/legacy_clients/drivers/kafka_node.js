@@ -8,8 +8,10 @@ const kafka = require('kafka-node')
 // snappy needs a compiler, and nothing else is known.
 const CODECS = { none: 0, gzip: 1 }
 const RETRY_MS = 100
-// The library's default. A request that was sent to a broker that then stopped ends by this timeout.
+// The library's default.
 const REQUEST_TIMEOUT_MS = 30000
+// kafka-node 2.0 may never report that a request was lost with its broker.
+const LOST_MS = REQUEST_TIMEOUT_MS + 5000
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw =>
   raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64')
@@ -89,11 +91,23 @@ async function produce(options) {
 async function retried(options, send) {
   for (let left = Number(options.retries || 0); ; left--) {
     try {
-      return await send()
+      return await answered(send)
     } catch (error) {
       if (left <= 0) throw error
       await new Promise(resolve => setTimeout(resolve, RETRY_MS))
     }
+  }
+}
+
+async function answered(send) {
+  let timer
+  const lost = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error('no answer')), LOST_MS)
+  })
+  try {
+    return await Promise.race([send(), lost])
+  } finally {
+    clearTimeout(timer)
   }
 }
 

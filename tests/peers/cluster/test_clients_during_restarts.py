@@ -77,6 +77,7 @@ MORE_RETRIES = {
     "sarama-1.19.0": RETRIES,
     "sarama-1.19.0-as-0.10.2": RETRIES,
     "sarama-1.19.0-as-2.0.0": RETRIES,
+    "sarama-1.61.1": RETRIES,
 }
 
 #: Consumers that report a refused commit (NOT_COORDINATOR), or a broker that they cannot reach, to

@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from storage.pulsar.client.reconnection import Reconnection
 
 
-class Handle:
+class StuckHandle:
     is_attached = False
 
     def is_connected(self) -> bool:
@@ -15,7 +15,7 @@ class Handle:
 
 
 def test_handle_is_given_up_after_the_time_without_a_connection() -> None:
-    clock, handle = Clock(), Handle()
+    clock, handle = Clock(), StuckHandle()
     reconnection = Reconnection(clock.seconds, 10)
     assert not reconnection.has_given_up(handle)
     clock.advance(9)
@@ -25,7 +25,7 @@ def test_handle_is_given_up_after_the_time_without_a_connection() -> None:
 
 
 def test_time_begins_with_the_last_known_connection() -> None:
-    clock, handle = Clock(), Handle()
+    clock, handle = Clock(), StuckHandle()
     reconnection = Reconnection(clock.seconds, 10)
     assert not reconnection.has_given_up(handle)
     clock.advance(9)
