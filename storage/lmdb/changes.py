@@ -12,7 +12,6 @@ from typing import Any
 from storage.lmdb.layout import (
     ALL_OFFSETS,
     LOG_ROW,
-    SLOT,
     SLOT_PREFIX,
     U32,
     U64,
@@ -21,6 +20,7 @@ from storage.lmdb.layout import (
     TopicRow,
     decode_topic,
     encode_topic,
+    key_of,
     slot_of,
 )
 from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
@@ -33,9 +33,15 @@ def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
     log_ids = find_topic(burst, topic).log_ids
     if not 0 <= partition < len(log_ids):
         raise UnknownTopic(f"topic {topic} has no partition {partition}")
-    log_id = log_ids[partition]
-    row = log_row(burst.txn, burst.databases["logs"], log_id)
-    with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+    log = load_log(burst.txn, burst.databases, log_ids[partition])
+    burst.add_log(log)
+    return log
+
+
+def load_log(txn: Any, databases: Mapping[str, Any], log_id: int) -> DurableLog:
+    """The state of a log as committed."""
+    row = log_row(txn, databases["logs"], log_id)
+    with txn.cursor(db=databases["entries"]) as cursor:
         last = last_slot(cursor, log_id)
         first = slot_at(cursor, log_id, row.start_offset)
     if last and last.last_offset >= row.end_offset:
@@ -43,9 +49,7 @@ def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
     else:
         end, running, position = row.end_offset, row.running_timestamp, row.position
     size = position - (first.position - first.size) - row.shrunk if first else 0
-    log = DurableLog(log_id, row.start_offset, end, running, position, size)
-    burst.add_log(log)
-    return log
+    return DurableLog(log_id, row.start_offset, end, running, position, size)
 
 
 def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
@@ -122,22 +126,15 @@ def replace_entries(
             )
         running, position = running_values_before(cursor, log_id, first)
         for slot in gone:
-            burst.txn.delete(SLOT.pack(*slot), db=burst.databases["entries"])
+            burst.txn.delete(key_of(slot), db=burst.databases["entries"])
+            burst.segments.remove(slot)
             log.size -= slot.size
         for entry in entries:
             size = len(entry.payload)
             position += size
             running = max(running, entry.max_timestamp)
-            slot = Slot(
-                log_id,
-                entry.base_offset,
-                entry.last_offset,
-                entry.max_timestamp,
-                running,
-                position,
-                size,
-            )
-            cursor.put(SLOT.pack(*slot), entry.payload)
+            slot = burst.place(log_id, entry, running, position)
+            cursor.put(key_of(slot), b"")
             log.size += size
         start = slot_at(cursor, log_id, log.start_offset)
     put_log_row(burst, log, start, max(row.compacted_to, last + 1))

@@ -111,8 +111,8 @@ class LmdbBench:
 
 
 class NarrowLmdbBench(LmdbBench):
-    """Limits so low that reads go to disk, the map grows, and bursts and deletions take many
-    steps.
+    """Limits so low that reads go to disk, the map grows, bursts and deletions take many steps, and
+    segments of the journal are cleaned and used again.
     """
 
     settings = LmdbSettings(
@@ -122,6 +122,10 @@ class NarrowLmdbBench(LmdbBench):
         burst_operations=3,
         freeing_entries=2,
         readers=1,
+        segment_bytes=30_000,
+        spare_segments=1,
+        index_entries=5,
+        cleaned_bytes=4000,
     )
 
 

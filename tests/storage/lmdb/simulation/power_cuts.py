@@ -1,0 +1,246 @@
+"""Random work on an embedded store whose power is cut at random moments, by seed.
+
+`python -m tests.storage.lmdb.simulation.power_cuts FIRST LAST` runs seeds. After each power cut
+the store is opened again: acknowledged records are there, offsets are continuous, an append is
+there as a whole or not at all.
+
+Every fourth seed acknowledges appends before they are synced: they may be lost, but only from the
+end.
+
+LMDB's file is taken as it is at that moment: LMDB syncs its commits itself, in the same thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, DeferredList
+
+from storage.lmdb import LmdbSettings, LmdbStore
+from storage.log import Entry, PartitionLog, StorageError
+from tests.storage.entries import everything, topic
+from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
+
+PARTITIONS = 3
+ROUNDS = 25
+CUTS_PER_RUN = 10
+
+SETTINGS = LmdbSettings(
+    tail_bytes=0,
+    segment_bytes=30_000,
+    spare_segments=2,
+    index_entries=15,
+    index_seconds=0.02,
+    cleaned_bytes=5000,
+    freeing_entries=10,
+    burst_operations=6,
+    readers=1,
+)
+
+
+@dataclass
+class KnownRecords:
+    """What callers know of a partition.
+
+    Payloads by base offset; those of appends that failed or are in flight may be there instead.
+    """
+
+    acknowledged: dict[int, bytes] = field(default_factory=dict)
+    tried: dict[int, set[bytes]] = field(default_factory=dict)
+    start: int = 0
+    tried_start: int = 0
+
+    def copy(self) -> KnownRecords:
+        tried = {base: set(payloads) for base, payloads in self.tried.items()}
+        return KnownRecords(dict(self.acknowledged), tried, self.start, self.tried_start)
+
+
+@dataclass
+class Cut:
+    """A moment at which power was lost."""
+
+    disk: SimulatedDisk
+    folder: Path
+    known: list[KnownRecords]
+    rows: dict[bytes, bytes]
+
+
+class RandomWork:
+    """Work on one store; `cuts` are the moments that were chosen."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.chance = Random(seed)
+        self.folder = folder
+        self.disk = SimulatedDisk()
+        self.syncs = seed % 4 != 0
+        settings = replace(SETTINGS, sync_appends=self.syncs)
+        self.store = LmdbStore(
+            folder / "store", reactor=reactor, settings=settings, files=self.disk
+        )
+        self.known = [KnownRecords() for _ in range(PARTITIONS)]
+        self.rows: dict[bytes, bytes] = {}
+        self.cuts: list[Cut] = []
+        self._disk_chance = Random(seed + 1)
+        self._fails = self.syncs and self._disk_chance.random() < 0.5
+        self._appends = 0
+
+    async def run(self) -> None:
+        await self.store.open()
+        await self.store.create_topic(topic("orders", PARTITIONS))
+        logs = [await self.store.log("orders", n) for n in range(PARTITIONS)]
+        table = await self.store.table("rows")
+        self.disk.before = self._before
+        for number in range(ROUNDS):
+            working: list[Deferred[None]] = []
+            for _ in range(self.chance.randint(1, 8)):
+                n = self.chance.randrange(PARTITIONS)
+                working.append(Deferred.fromCoroutine(self._change(logs[n], self.known[n])))
+            if self.chance.random() < 0.3:
+                row = b"row %d" % number
+                with suppress(StorageError):
+                    await table.put({row: row})
+                    self.rows[row] = row
+            await DeferredList(working, fireOnOneErrback=True)
+        self.disk.before = lambda operation: None
+        await self.store.close()
+
+    async def _change(self, log: PartitionLog, known: KnownRecords) -> None:
+        kind = self.chance.random()
+        with suppress(StorageError):
+            if kind < 0.8 or not known.acknowledged:
+                await self._append(log, known)
+            elif kind < 0.92:
+                offset = self.chance.randint(log.start_offset, log.end_offset)
+                known.tried_start = max(known.tried_start, offset)
+                await log.delete_before(offset)
+                known.start = max(known.start, offset)
+            else:
+                await self._replace(log, known)
+
+    async def _append(self, log: PartitionLog, known: KnownRecords) -> None:
+        self._appends += 1
+        base, count = log.next_offset, self.chance.randint(1, 3)
+        rows = []
+        for index in range(count):
+            size = self.chance.choice([0, 10, 300, 3000, 20_000])
+            payload = b"%d %d %d." % (self._appends, index, count) + bytes(size)
+            rows.append(Entry(base + index, base + index, -1, payload))
+            known.tried.setdefault(base + index, set()).add(payload)
+        await log.append(rows)
+        for one in rows:
+            known.acknowledged[one.base_offset] = bytes(one.payload)
+
+    async def _replace(self, log: PartitionLog, known: KnownRecords) -> None:
+        """Compact a range: each payload gets shorter, so that offsets stay continuous."""
+        kept = [base for base in known.acknowledged if base >= log.start_offset]
+        if not kept:
+            return
+        first, last = sorted(self.chance.choices(kept, k=2))
+        if not {*range(first, last + 1)} <= {*kept}:
+            return
+        less = {
+            base: known.acknowledged[base].split(b".")[0] + b".less"
+            for base in kept
+            if first <= base <= last
+        }
+        for base, payload in less.items():
+            known.tried[base] |= {payload, known.acknowledged.pop(base)}
+        rows = [Entry(base, base, -1, payload) for base, payload in sorted(less.items())]
+        await log.replace(first, last, rows)
+        known.acknowledged |= less
+
+    def _before(self, operation: str) -> None:
+        """In the writer thread: cut the power, or fail."""
+        chance = self._disk_chance
+        if len(self.cuts) < CUTS_PER_RUN and chance.random() < 0.1:
+            self.cuts.append(self._cut(chance))
+        if self._fails and operation in ("write", "sync") and chance.random() < 0.03:
+            raise io_error()
+
+    def _cut(self, chance: Random) -> Cut:
+        # What is acknowledged is copied first: it must be on the medium that is copied next.
+        known, rows = [one.copy() for one in self.known], dict(self.rows)
+        if not self.syncs:
+            for one in known:
+                one.acknowledged.clear()
+        folder = self.folder / f"cut {len(self.cuts)}"
+        folder.mkdir()
+        shutil.copy(self.folder / "store" / "data.mdb", folder)
+        return Cut(self.disk.after_power_cut(chance), folder, known, rows)
+
+
+async def check(cut: Cut, chance: Random) -> None:
+    """Open the store after a power cut, append, lose power again, and open it again."""
+    disk = cut.disk
+    for _ in range(2):
+        store = LmdbStore(cut.folder, reactor=reactor, settings=SETTINGS, files=disk)
+        await store.open()
+        for n, known in enumerate(cut.known):
+            log = await store.log("orders", n)
+            await check_log(log, known)
+            base = log.next_offset
+            payload = b"after 0 1."
+            await log.append([Entry(base, base, -1, payload)])
+            known.acknowledged[base], known.tried[base] = payload, {payload}
+        rows = dict(await (await store.table("rows")).items())
+        assert cut.rows.items() <= rows.items()
+        disk = disk.after_power_cut(chance)
+        await store.close()
+
+
+async def check_log(log: PartitionLog, known: KnownRecords) -> None:
+    assert known.start <= log.start_offset <= max(known.tried_start, known.start)
+    entries = await everything(log)
+    offsets = [one.base_offset for one in entries]
+    assert offsets == list(range(log.start_offset, log.end_offset)), "offsets have a gap"
+    found = {one.base_offset: bytes(one.payload) for one in entries}
+    for base, payload in known.acknowledged.items():
+        if base >= log.start_offset:
+            assert base in found, "an acknowledged entry is lost"
+            assert found[base] == payload, "an acknowledged entry was replaced by another"
+    for base, payload in found.items():
+        assert payload in known.tried[base], "an entry that nobody appended"  # prose: quoted
+        number, index, count = payload.split(b".")[0].split()
+        first, end = base - int(index), base - int(index) + int(count)
+        for other in range(max(first, log.start_offset), end):
+            assert found[other].startswith(number + b" "), "half an append is there"
+    assert log.size == sum(len(one.payload) for one in entries)
+
+
+async def run_seed(seed: int) -> int:
+    """Run a seed and check all its cuts; return their number. Raises AssertionError."""
+    # In memory, if possible: LMDB syncs each commit.
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None))
+    try:
+        run = RandomWork(seed, folder)
+        await run.run()
+        for number, cut in enumerate(run.cuts):
+            try:
+                await check(cut, Random(seed))
+            except BaseException:
+                print(f"seed {seed}, cut {number}", file=sys.stderr)
+                raise
+        return len(run.cuts)
+    finally:
+        shutil.rmtree(folder)
+
+
+async def run_seeds(first: int, last: int) -> int:
+    return sum([await run_seed(seed) for seed in range(first, last + 1)])
+
+
+if __name__ == "__main__":
+    finished = Deferred.fromCoroutine(run_seeds(int(sys.argv[1]), int(sys.argv[2])))
+    finished.addCallback(lambda cuts: print(f"{cuts} power cuts"))
+    finished.addErrback(lambda failure: (failure.printTraceback(sys.stderr), os._exit(1)))
+    finished.addBoth(lambda _: reactor.stop())
+    reactor.run()

@@ -1,0 +1,242 @@
+"""Stores that are opened after a crash, with damage, or after an older version."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import lmdb
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.lmdb import LmdbStore
+from storage.lmdb.frames import FRAME, SEGMENT_HEADER
+from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
+from storage.log import PartitionLog, StorageFailed
+from tests.storage.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+
+SIZE = 5000
+FRAME_BYTES = FRAME.size + SIZE
+
+
+async def opened(open_store: Opener, partitions: int = 1, **settings: int) -> LmdbStore:
+    store = open_store(tail_bytes=0, **settings)
+    await store.open()
+    if not store.topics:
+        await store.create_topic(topic("orders", partitions))
+    return store
+
+
+async def append(log: PartitionLog, count: int) -> None:
+    """Append entries one after the other, each in a separate burst."""
+    for _ in range(count):
+        await log.append([sized(log.next_offset, SIZE)])
+
+
+def segment(directory: Path, number: int = 1) -> Path:
+    return directory / "journal" / f"{number:016d}"
+
+
+def damage(path: Path, at: int, length: int = 1) -> None:
+    """Change bytes, as a bad sector does."""
+    data = bytearray(path.read_bytes())
+    for position in range(at, at + length):
+        data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+def forget_index(directory: Path) -> None:
+    """Make LMDB as it is before any row of an entry is committed."""
+    with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
+        for name in (b"entries", b"segments"):
+            txn.drop(env.open_db(name, txn=txn), delete=False)
+        txn.delete(b"journal", db=env.open_db(b"meta", txn=txn))
+
+
+@ensureDeferred
+async def test_index_is_rebuilt_from_the_journal(open_store: Opener, directory: Path) -> None:
+    store = await opened(open_store, 2, segment_bytes=30_000)
+    logs = [await store.log("orders", n) for n in range(2)]
+    for _ in range(10):
+        for log in logs:
+            await append(log, 1)
+    await store.close()
+    forget_index(directory)
+    again = await opened(open_store, segment_bytes=30_000)
+    for n in range(2):
+        log = await again.log("orders", n)
+        entries = await everything(log)
+        assert [bytes(one.payload) for one in entries] == [
+            sized(base, SIZE).payload for base in range(10)
+        ]
+        assert (log.end_offset, log.size) == (10, 10 * SIZE)
+        await append(log, 1)
+    await again.close()
+    third = await opened(open_store)
+    assert bases(await everything(await third.log("orders", 0))) == list(range(11))
+
+
+@ensureDeferred
+async def test_entries_of_deleted_topics_are_not_recovered(
+    open_store: Opener, directory: Path
+) -> None:
+    store = await opened(open_store)
+    await append(await store.log("orders", 0), 3)
+    await store.delete_topic("orders")
+    await store.close()
+    forget_index(directory)
+    again = await opened(open_store)
+    assert bases(await everything(await again.log("orders", 0))) == []
+
+
+@ensureDeferred
+async def test_damaged_payload_fails_its_read_with_partition_and_offset(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    await append(log, 5)
+    damage(segment(directory), SEGMENT_HEADER.size + 2 * FRAME_BYTES + FRAME.size + 10)
+    assert bases(await log.read(0, 1 << 20)) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="offsets 2 to 2 of orders-0 are damaged"):
+            await log.read(2, 1 << 20)
+    assert bases(await log.read(3, 1 << 20)) == [3, 4]
+    errors = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("what", ["payload", "header", "both"])
+@ensureDeferred
+async def test_damage_that_recovery_finds_is_reported_when_read(
+    open_store: Opener, directory: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The index does not have these entries yet, but entries that were stored later follow."""
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    await append(log, 5)
+    await store.close()
+    forget_index(directory)
+    at = SEGMENT_HEADER.size + 2 * FRAME_BYTES
+    start, length = {
+        "payload": (FRAME.size + 10, 1),
+        "header": (20, 1),
+        "both": (0, FRAME_BYTES),
+    }[what]
+    damage(segment(directory), at + start, length)
+    again = await opened(open_store)
+    assert "damaged" in caplog.text
+    log = await again.log("orders", 0)
+    assert log.end_offset == 5
+    assert bases(await log.read(0, 1 << 20)) == [0, 1]
+    with pytest.raises(StorageFailed, match="offsets 2 to 2 of orders-0 are damaged"):
+        await log.read(2, 1 << 20)
+    assert bases(await log.read(3, 1 << 20)) == [3, 4]
+    await append(log, 1)
+    assert bases(await log.read(3, 1 << 20)) == [3, 4, 5]
+
+
+@ensureDeferred
+async def test_torn_last_write_is_cut_and_its_offsets_are_used_again(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(open_store)
+    await append(await store.log("orders", 0), 3)
+    await store.close()
+    forget_index(directory)
+    damage(segment(directory), SEGMENT_HEADER.size + 2 * FRAME_BYTES + FRAME.size + 10)
+    again = await opened(open_store)
+    log = await again.log("orders", 0)
+    assert log.end_offset == 2
+    await append(log, 2)
+    assert bases(await everything(log)) == [0, 1, 2, 3]
+    assert "damaged" not in caplog.text
+
+
+@ensureDeferred
+async def test_missing_current_segment_is_named_when_opening(
+    open_store: Opener, directory: Path
+) -> None:
+    store = await opened(open_store)
+    await append(await store.log("orders", 0), 3)
+    await store.close()
+    segment(directory).unlink()
+    with pytest.raises(StorageFailed, match=r"segment 1 of the journal .* is missing"):
+        await opened(open_store)
+
+
+@ensureDeferred
+async def test_missing_older_segment_fails_reads_of_its_entries_only(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(open_store, segment_bytes=30_000)
+    await append(await store.log("orders", 0), 10)
+    await store.close()
+    segment(directory).unlink()
+    again = await opened(open_store)
+    assert "segment 1 of the journal" in caplog.text
+    log = await again.log("orders", 0)
+    with pytest.raises(StorageFailed, match="orders-0 are damaged"):
+        await log.read(0, 1)
+    assert bases(await log.read(9, 1)) == [9]
+
+
+def write_store_of_format_1(directory: Path) -> None:
+    """A topic with five entries, as the version before the journal stored them."""
+    directory.mkdir()
+    with (
+        lmdb.open(str(directory), max_dbs=7) as env,
+        env.begin(write=True) as txn,
+    ):
+        databases = {
+            name: env.open_db(name.encode(), txn=txn) for name in DATABASES if name != "segments"
+        }
+        txn.put(b"format", b"1", db=databases["meta"])
+        txn.put(b"uuid", bytes(16), db=databases["meta"])
+        txn.put(b"next_log_id", U64.pack(2), db=databases["meta"])
+        row = {"topic_id": "00" * 16, "configs": {}, "log_ids": [1]}
+        txn.put(b"orders", json.dumps(row).encode(), db=databases["topics"])
+        for base in range(5):
+            key = INLINE_SLOT.pack(1, base, base, base, base, 100 * (base + 1), 100)
+            txn.put(key, sized(base, 100).payload, db=databases["entries"])
+
+
+@ensureDeferred
+async def test_store_of_format_1_is_read_and_continued(open_store: Opener, directory: Path) -> None:
+    write_store_of_format_1(directory)
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    assert (log.end_offset, log.size) == (5, 500)
+    for base in range(5, 8):
+        await log.append([sized(base, 100, time=base)])
+    for _ in range(2):
+        entries = await everything(log)
+        assert [bytes(one.payload) for one in entries] == [
+            sized(base, 100).payload for base in range(8)
+        ]
+        assert bases(await log.read(3, 1 << 20)) == [3, 4, 5, 6, 7]
+        for base in (1, 6):
+            found = await log.entry_for_time(base)
+            assert found
+            assert found.base_offset == base
+        await store.close()
+        store = await opened(open_store)
+        log = await store.log("orders", 0)
+    await log.replace(0, 1, [sized(1, 50)])
+    await log.delete_before(1)
+    assert bases(await everything(log)) == list(range(1, 8))
+    await log.retain(since=None, at_most_bytes=200)
+    assert bases(await everything(log)) == [6, 7]
+
+
+@ensureDeferred
+async def test_store_with_a_journal_has_a_format_that_older_versions_refuse(
+    open_store: Opener, directory: Path
+) -> None:
+    write_store_of_format_1(directory)
+    store = await opened(open_store)
+    await store.close()
+    with lmdb.open(str(directory), max_dbs=10) as env, env.begin() as txn:
+        assert txn.get(b"format", db=env.open_db(b"meta", txn=txn)) == b"2"
