@@ -37,8 +37,10 @@ class Files(Protocol):
         """Read `length` bytes from `position`, fewer only at the end of the file."""
         ...
 
+    def truncate(self, descriptor: int, size: int) -> None: ...
+
     def sync(self, descriptor: int) -> None:
-        """Make everything written to the file durable."""
+        """Make everything written to the file, and its size, durable."""
         ...
 
     def make_directory(self, path: Path) -> None:
@@ -46,8 +48,6 @@ class Files(Protocol):
         ...
 
     def names(self, directory: Path) -> list[str]: ...
-
-    def rename(self, path: Path, to: Path) -> None: ...
 
     def unlink(self, path: Path) -> None: ...
 
@@ -92,6 +92,9 @@ class DiskFiles:
             found += more
         return found
 
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
 
@@ -102,9 +105,6 @@ class DiskFiles:
 
     def names(self, directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
-
-    def rename(self, path: Path, to: Path) -> None:
-        path.rename(to)
 
     def unlink(self, path: Path) -> None:
         path.unlink()

@@ -23,25 +23,35 @@ from storage.lmdb.layout import (
     key_of,
     slot_of,
 )
-from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
+from storage.lmdb.queries import LogCursor, last_slot, log_row, retained_from, slot_at, slots_from
 from storage.lmdb.write_burst import Burst, DurableLog
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
 
 
 def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
-    """Load the state of a partition log from disk. Raises UnknownTopic."""
-    log_ids = find_topic(burst, topic).log_ids
-    if not 0 <= partition < len(log_ids):
-        raise UnknownTopic(f"topic {topic} has no partition {partition}")
-    log = load_log(burst.txn, burst.databases, log_ids[partition])
+    """Load the state of a partition log from disk. Raises UnknownTopic, StorageFailed."""
+
+    def load(txn: Any) -> DurableLog:
+        log_ids = find_topic(txn, burst.databases, topic).log_ids
+        if not 0 <= partition < len(log_ids):
+            raise UnknownTopic(f"topic {topic} has no partition {partition}")
+        log_id = log_ids[partition]
+        return burst.open_log(log_id) or load_log(
+            txn, burst.databases, log_id, burst.pending_rows(log_id)
+        )
+
+    log = burst.view(load)
     burst.add_log(log)
     return log
 
 
-def load_log(txn: Any, databases: Mapping[str, Any], log_id: int) -> DurableLog:
-    """The state of a log as committed."""
+def load_log(
+    txn: Any, databases: Mapping[str, Any], log_id: int, pending: Sequence[bytes] = ()
+) -> DurableLog:
+    """The state of a log as committed, with the rows that are pending."""
     row = log_row(txn, databases["logs"], log_id)
-    with txn.cursor(db=databases["entries"]) as cursor:
+    with txn.cursor(db=databases["entries"]) as committed:
+        cursor = LogCursor(committed, log_id, pending) if pending else committed
         last = last_slot(cursor, log_id)
         first = slot_at(cursor, log_id, row.start_offset)
     if last and last.last_offset >= row.end_offset:
@@ -162,7 +172,7 @@ def create_topic(burst: Burst, topic: Topic) -> TopicRow:
 
 def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
     """Update configs and add partitions. Raises UnknownTopic, ValueError."""
-    current = find_topic(burst, topic.name)
+    current = find_topic(burst.txn, burst.databases, topic.name)
     more = topic.partitions - current.topic.partitions
     if more < 0 or topic.topic_id != current.topic.topic_id:
         raise ValueError(
@@ -176,7 +186,7 @@ def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
 
 def delete_topic(burst: Burst, name: str) -> None:
     """Delete the topic and its log rows, and mark its entries to be freed. Raises UnknownTopic."""
-    row = find_topic(burst, name)
+    row = find_topic(burst.txn, burst.databases, name)
     burst.txn.delete(name.encode(), db=burst.databases["topics"])
     for log_id in row.log_ids:
         burst.txn.delete(U64.pack(log_id), db=burst.databases["logs"])
@@ -184,8 +194,8 @@ def delete_topic(burst: Burst, name: str) -> None:
         burst.free(log_id, ALL_OFFSETS)
 
 
-def find_topic(burst: Burst, name: str) -> TopicRow:
-    value = burst.txn.get(name.encode(), db=burst.databases["topics"])
+def find_topic(txn: Any, databases: Mapping[str, Any], name: str) -> TopicRow:
+    value = txn.get(name.encode(), db=databases["topics"])
     if value is None:
         raise UnknownTopic(f"no topic {name}")
     return decode_topic(name, value)
@@ -194,7 +204,7 @@ def find_topic(burst: Burst, name: str) -> TopicRow:
 def open_table(burst: Burst, name: str) -> int:
     """The id of the table, assigned now if the table is new."""
     names = burst.databases["table_names"]
-    value = burst.txn.get(name.encode(), db=names)
+    value = burst.view(lambda txn: txn.get(name.encode(), db=names))
     if value is not None:
         return int(U32.unpack(value)[0])
     (table_id,) = new_ids(burst, b"next_table_id", 1)

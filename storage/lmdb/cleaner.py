@@ -1,9 +1,9 @@
 """Frees space, a bounded amount at a time: rows of deleted entries, then segments of the journal.
 
-A segment without entries is used again. One with few entries is cleaned: they are moved to the end
-of the journal. A segment is cleaned if less than half of what was written to it is left, so the
+A segment without entries is deleted. One with few entries is cleaned: they are moved to the end of
+the journal. A segment is cleaned if less than half of what was written to it is left, so the
 journal takes at most about twice the space of its entries, and an entry is moved at most about once
-per time that as many bytes were deleted. While the disk is low, less than 7/8 is enough.
+per time that as many bytes were deleted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from storage.lmdb.journal import Journal
 from storage.lmdb.layout import SLOT_PREFIX, U64, Slot, key_of, slot_of
 from storage.lmdb.write_burst import Burst, WriterState
 from storage.log import Entry
-
-CLEANED_PART = 1 / 2
-CLEANED_PART_IF_LOW = 7 / 8
 
 
 def free_entries(burst: Burst, log_id: int, below: int, at_most: int) -> bool:
@@ -38,22 +35,14 @@ def free_entries(burst: Burst, log_id: int, below: int, at_most: int) -> bool:
     return False
 
 
-def unused_segments(state: WriterState) -> list[int]:
-    """Segments without entries. The one that is written, and later ones, are never among them."""
-    end = state.pending.since.segment
-    return [n for n, use in state.segments.items() if not use.live_frames and n < end]
+def segment_to_clean(state: WriterState) -> int | None:
+    """The segment with the smallest part of live bytes, if one has few."""
 
+    def part(segment: int) -> float:
+        use = state.segments[segment]
+        return use.live_bytes / use.written_bytes
 
-def segment_to_clean(state: WriterState, is_disk_low: bool, besides: set[int]) -> int | None:
-    """The segment with the smallest part of live bytes, if that is small enough."""
-    end, part = state.pending.since.segment, CLEANED_PART_IF_LOW if is_disk_low else CLEANED_PART
-    parts = [
-        (use.live_bytes / use.written_bytes, n)
-        for n, use in state.segments.items()
-        if use.live_frames and n < end and n not in besides
-    ]
-    least, segment = min(parts, default=(1.0, 0))
-    return segment if least < part else None
+    return min(state.sparse, key=part, default=None)
 
 
 def move_entries(burst: Burst, journal: Journal, segment: int, at: int, at_most: int) -> int | None:
@@ -62,14 +51,14 @@ def move_entries(burst: Burst, journal: Journal, segment: int, at: int, at_most:
     Returns where to continue, or None after the last frame. A damaged entry is not moved. Raises
     OSError.
     """
-    data = journal.read(segment, at, at_most)
+    data = journal.read_pages(segment, at, at_most)
     position = 0
-    while (frame := decode_frame(journal.mark, data, position)) is not None:
+    while (frame := decode_frame(journal.mark, segment, at + position, data, position)) is not None:
         end = position + FRAME.size + frame.size
         if end > len(data):
             if position:
                 return at + position
-            data = journal.read(segment, at, end)
+            data = journal.read_pages(segment, at, end)
         slot = _slot_at(burst, frame.log_id, frame.base_offset)
         is_live = slot is not None and (slot.segment, slot.at) == (segment, at + position)
         if slot and is_live and has_payload(frame, data, position):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import lmdb
 
 from storage.lmdb.frames import MARK_BYTES
-from storage.lmdb.layout import DATABASES, FORMAT
+from storage.lmdb.layout import DATABASES, FORMAT, UNRELEASED_FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 
 T = TypeVar("T")
@@ -140,6 +140,11 @@ class LmdbEnvironment:
         A store of format 1 has entries in LMDB, which stay there until they are deleted.
         """
         written = txn.get(b"format", db=meta)
+        if written is not None and int(written) == UNRELEASED_FORMAT:
+            raise StorageFailed(
+                f"the store in {self.directory} has format {UNRELEASED_FORMAT}, which no release "
+                "has written: use another directory"
+            )
         if written is None:
             txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
         if written is None or int(written) < FORMAT:

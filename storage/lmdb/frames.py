@@ -1,16 +1,14 @@
 """Format of the journal's segments: how entries are found again after a crash. No I/O.
 
 A segment begins with a header and has a frame for each entry, without gaps. What follows the last
-frame is not erased: zeros, parts of writes that failed, or frames of an earlier use of the file.
+frame is zeros or a write that was interrupted.
 
-- `burst` numbers the writes and never decreases along the journal. A failed write also uses a
-  number, so what it left has a lower one than the frame before it. `first_burst` of the segment
-  tells frames of an earlier use.
 - `durable_to` is the position up to which the segment was durable before the frame was written. A
   frame that says so proves that an unreadable frame before that position was damaged later.
   Otherwise an unreadable frame is a write that was interrupted, and the journal ends there.
-- `mark` begins every frame, so that frames behind a damaged one are found. It is random and secret:
-  a payload cannot contain a frame of its store.
+- `mark` begins every frame, so that frames behind a damaged one are found. It is random and secret.
+  The checksum of a frame's header covers its place, too. So a payload cannot contain a frame of its
+  store, not even if it is a copy of a segment.
 - The header of a frame and its payload have separate checksums, so that a damaged payload can be
   attributed to its partition and offset.
 """
@@ -30,12 +28,15 @@ SEGMENT_HEADER = Struct(">8s8sQQII")
 
 SEGMENT_MAGIC = b"kopgate1"
 
-FRAME = Struct(">8sIIIQIIQQQq")
-"""Mark, CRC-32 of what follows in the header, and `Frame`."""
+FRAME = Struct(">8sIIIIIQQQq")
+"""Mark, CRC-32 of the place and of what follows in the header, and `Frame`."""
 
 START = Struct(">8sI")
-FIELDS = Struct(">IIQIIQQQq")
+FIELDS = Struct(">IIIIQQQq")
 """The two parts of it: before and in the checksum."""
+
+PLACE = Struct(">QI")
+"""What the checksum begins with: the segment and the position of the frame."""
 
 MARK_BYTES = 8
 
@@ -47,10 +48,12 @@ IS_PLACED = 2
 
 
 class SegmentHeader(NamedTuple):
-    """`previous_end` is where the previous segment ends, all of it durable."""
+    """`previous_end` is where the segment `previous` ends, all of it durable. What that has behind
+    it does not belong to the journal.
+    """
 
     number: int
-    first_burst: int
+    previous: int
     previous_end: int
 
 
@@ -59,7 +62,6 @@ class Frame(NamedTuple):
 
     payload_crc: int
     size: int
-    burst: int
     durable_to: int
     flags: int
     log_id: int
@@ -74,31 +76,37 @@ def encode_segment_header(mark: bytes, header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
-    """The header of a segment; None if it is another store's or was never written."""
+    """The header of a segment; None if it is another store's, damaged, or was never written."""
     if len(data) < SEGMENT_HEADER.size:
         return None
-    magic, written_by, number, first_burst, previous_end, crc = SEGMENT_HEADER.unpack_from(data)
+    magic, written_by, number, previous, previous_end, crc = SEGMENT_HEADER.unpack_from(data)
     if (
         magic != SEGMENT_MAGIC
         or written_by != mark
         or crc != crc32(data[: SEGMENT_HEADER.size - 4])
     ):
         return None
-    return SegmentHeader(number, first_burst, previous_end)
+    return SegmentHeader(number, previous, previous_end)
 
 
-def encode_frame(mark: bytes, frame: Frame) -> bytes:
+def encode_frame(mark: bytes, segment: int, at: int, frame: Frame) -> bytes:
     fields = FIELDS.pack(*frame)
-    return START.pack(mark, crc32(fields)) + fields
+    return START.pack(mark, crc32(fields, crc32(PLACE.pack(segment, at)))) + fields
 
 
-def decode_frame(mark: bytes, data: Buffer, position: int = 0) -> Frame | None:
-    """The header of the frame at `position`; None if there is none, or it is damaged."""
+def decode_frame(
+    mark: bytes, segment: int, at: int, data: Buffer, position: int = 0
+) -> Frame | None:
+    """The header of the frame at `position` of `data`, which is at `at` of the segment.
+
+    None if there is none, or it is damaged.
+    """
     if len(data) - position < FRAME.size:
         return None
     found, crc, *fields = FRAME.unpack_from(data, position)
     if found != mark or crc != crc32(
-        memoryview(data)[position + START.size : position + FRAME.size]
+        memoryview(data)[position + START.size : position + FRAME.size],
+        crc32(PLACE.pack(segment, at)),
     ):
         return None
     return Frame._make(fields)
@@ -131,63 +139,51 @@ class Damage(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The contents of a segment: frames and damage in order, the end, and the greatest number of a
-    burst in the segment, also behind the end.
-    """
+    """The contents of a segment: frames and damage in order, and the end."""
 
     found: list[FrameAt | Damage]
     end: int
-    last_burst: int
-    greatest_burst: int
 
 
-def parse(mark: bytes, data: Buffer, position: int, burst: int, durable_to: int = 0) -> Parsed:
-    """The frames of a segment `data` from `position`, with at least the number `burst`.
+def parse(mark: bytes, segment: int, data: Buffer, position: int, durable_to: int = 0) -> Parsed:
+    """The frames of a segment, whose contents are `data`, from `position`.
 
     `durable_to` is a position up to which the segment is known to have been durable.
     """
     found: list[FrameAt | Damage] = []
-    greatest = burst
     is_searched = False
     while True:
-        following = _frame_at(mark, data, position, burst)
+        following = _frame_at(mark, segment, data, position)
         if following is None or not following.is_intact:
             if not is_searched:
                 is_searched = True
-                for later in _search(mark, data, position, burst):
+                for later in search(mark, segment, data, position):
                     durable_to = max(durable_to, later.frame.durable_to)
-                    greatest = max(greatest, later.frame.burst)
-            if position >= min(durable_to, len(data)):
-                return Parsed(found, position, burst, greatest)
+            if position >= durable_to:
+                return Parsed(found, position)
         if following is None:
-            following = next(_search(mark, data, position + 1, burst), None)
+            following = next(search(mark, segment, data, position + 1), None)
             if following is None or following.position >= durable_to:
-                end = min(durable_to, len(data))
-                following = _frame_at(mark, data, end, burst)
-                found.append(Damage(position, end))
-                if following is None:
-                    return Parsed(found, end, burst, greatest)
-                position = end
+                found.append(Damage(position, durable_to))
+                position = durable_to
                 continue
             found.append(Damage(position, following.position))
         found.append(following)
-        burst = following.frame.burst
-        greatest = max(greatest, burst)
         position = following.end
 
 
-def _frame_at(mark: bytes, data: Buffer, position: int, burst: int) -> FrameAt | None:
-    frame = decode_frame(mark, data, position)
-    if frame is None or frame.burst < burst:
+def _frame_at(mark: bytes, segment: int, data: Buffer, position: int) -> FrameAt | None:
+    frame = decode_frame(mark, segment, position, data, position)
+    if frame is None:
         return None
     return FrameAt(frame, position, has_payload(frame, data, position))
 
 
-def _search(mark: bytes, data: Buffer, position: int, burst: int) -> Iterator[FrameAt]:
-    """All frames from `position`, wherever they begin, with at least the number `burst`."""
+def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[FrameAt]:
+    """All frames from `position`, wherever they begin."""
     whole = data if isinstance(data, bytes | bytearray) else bytes(data)
     while (position := whole.find(mark, position)) >= 0:
-        found = _frame_at(mark, data, position, burst)
+        found = _frame_at(mark, segment, data, position)
         if found is None:
             position += 1
         else:

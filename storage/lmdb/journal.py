@@ -1,17 +1,22 @@
 """The journal: payloads of all logs in segment files, in the order in which they were stored.
 
-The writer thread writes; any thread reads. A segment file is filled with zeros a little ahead of
-what is written, because a flush is cheapest if it changes neither the size of the file nor its
-extents. A file whose entries are all deleted is kept under another name and used again.
+The writer thread writes; any thread reads. Two rules keep a write that failed out of the journal:
 
-A segment is begun only when the one before it is durable. Before that, everything is written behind
-the end and becomes part of the journal with `advance`; a write that failed is overwritten by the
-next one.
+- A burst is written to one segment, behind the end. After a failed write, and after a restart, the
+  segment is cut at the end, durably, before anything else is written. If the medium refuses that,
+  a new segment is begun.
+- The header of a new segment says where the one before it ends. It is durable before frames follow,
+  and nothing is written to the old segment after the first attempt to write that header. So the
+  old segment has no other end than that one.
+
+A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest if
+it changes neither the size of the file nor its extents.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -37,7 +42,9 @@ from storage.lmdb.frames import (
 )
 from storage.lmdb.layout import Place, Row, Slot
 from storage.lmdb.settings import LmdbSettings
-from storage.log import Buffer, Entry
+from storage.log import Buffer, Entry, StorageFailed
+
+log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 
@@ -62,10 +69,24 @@ VOLUME_SHARE = 64
 
 LEAST_SEGMENT_BYTES = MIB // 4
 
-SPARE = "spare-"
-
 PAGE = 4096
 """What is given up if a part of a segment cannot be read."""
+
+UNREADABLE = b"\xff"
+"""Stands for bytes that cannot be read. Zeros would mean that nothing was written there."""
+
+MEDIUM_ERRORS = {
+    errno.EIO,
+    errno.ENODATA,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+    errno.EILSEQ,
+    errno.EREMOTEIO,
+    errno.ENOENT,
+}
+"""Errors of a read that mean damage. Others, such as EMFILE, are temporary and say nothing about
+the file.
+"""
 
 
 class JournalFailed(Exception):
@@ -73,76 +94,65 @@ class JournalFailed(Exception):
 
 
 class SegmentFile:
-    """An open segment file, closed when nothing refers to it any more.
-
-    `filled` is the size of the file.
+    """An open segment file, closed when nothing refers to it any more. `size` is that of the
+    file; only the writer's is kept up to date.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
-        self.descriptor = files.open(path)
-        self.filled = files.size(self.descriptor)
+        self._descriptor = files.open(path)
+        self.size = files.size(self._descriptor)
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            self._files.close(self.descriptor)
+        if hasattr(self, "_descriptor"):
+            self._files.close(self._descriptor)
 
+    def read(self, length: int, at: int) -> bytes:
+        return self._files.read(self._descriptor, length, at)
 
-class Chunk:
-    """Buffers to be written to a segment.
+    def write(self, buffers: Sequence[Buffer], at: int, end: int) -> None:
+        """Write `buffers` from `at` to `end`."""
+        # After a failure the size is unknown: this is the greatest possible one.
+        self.size = max(self.size, end)
+        self._files.write(self._descriptor, buffers, at)
 
-    `start` and `end` are positions in the segment.
-    """
+    def truncate(self, size: int) -> None:
+        self._files.truncate(self._descriptor, size)
+        self.size = size
 
-    __slots__ = ("buffers", "end", "segment", "start")
-
-    def __init__(self, segment: int, start: int) -> None:
-        self.segment = segment
-        self.start = self.end = start
-        self.buffers: list[Buffer] = []
+    def sync(self) -> None:
+        self._files.sync(self._descriptor)
 
 
 class Staging:
-    """The frames of one burst, each with its place in the journal, before they are written."""
+    """The frames of one burst, each with its place in the journal, before they are written.
 
-    def __init__(self, mark: bytes, end: Place, durable_to: int, segment_bytes: int) -> None:
+    They are in one segment; `start` and `at` are positions in it.
+    """
+
+    def __init__(self, mark: bytes, before: Place, start: Place, durable_to: int) -> None:
+        """`before` is the end of the journal; `start` is in the same segment or a new one."""
         self._mark = mark
-        self._segment_bytes = segment_bytes
-        self._burst = end.burst
+        self._before = before
         self._durable_to = durable_to
-        self.chunks = [Chunk(end.segment, end.at)]
+        self.segment, self.start = start
+        self.at = self.start
+        self.buffers: list[Buffer] = []
         self.has_appends = False
         self.is_written = False
 
     @property
     def end(self) -> Place:
-        last = self.chunks[-1]
-        return Place(last.segment, last.end, self._burst)
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(chunk.buffers for chunk in self.chunks)
-
-    def make_room(self, size: int) -> None:
-        """Begin a new segment unless `size` bytes of frames fit into the current one."""
-        last = self.chunks[-1]
-        is_begun = last.segment and last.end > SEGMENT_HEADER.size
-        if last.segment and (not is_begun or last.end + size <= self._segment_bytes):
-            return
-        header = SegmentHeader(last.segment + 1, self._burst, last.end)
-        chunk = Chunk(header.number, 0)
-        chunk.buffers.append(encode_segment_header(self._mark, header))
-        chunk.end = self._durable_to = SEGMENT_HEADER.size
-        self.chunks.append(chunk)
+        """The end of the journal with these frames."""
+        return Place(self.segment, self.at) if self.buffers else self._before
 
     def add(self, log_id: int, entry: Entry, flags: int) -> tuple[int, int]:
-        """Add a frame; return its segment and position. `make_room` was called for its append."""
-        chunk, payload = self.chunks[-1], entry.payload
+        """Add a frame; return its segment and position."""
+        payload = entry.payload
         size = len(payload)
         frame = Frame(
             crc32(payload),
             size,
-            self._burst,
             self._durable_to,
             flags,
             log_id,
@@ -150,105 +160,143 @@ class Staging:
             entry.last_offset,
             entry.max_timestamp,
         )
-        at = chunk.end
-        chunk.buffers.append(encode_frame(self._mark, frame))
-        chunk.buffers.append(payload)
-        chunk.end = at + FRAME.size + size
-        return chunk.segment, at
+        at = self.at
+        self.buffers.append(encode_frame(self._mark, self.segment, at, frame))
+        self.buffers.append(payload)
+        self.at = at + FRAME.size + size
+        return self.segment, at
 
     def append(self, log_id: int, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        """Add an append, whose entries are in one segment; return their places."""
+        """Add an append; return the places of its entries."""
         self.has_appends = True
-        self.make_room(sum(FRAME.size + len(entry.payload) for entry in entries))
         last = entries[-1]
         return [self.add(log_id, entry, IS_LAST if entry is last else 0) for entry in entries]
 
     def place(self, log_id: int, entry: Entry) -> tuple[int, int]:
         """Add an entry that counts only with its row in `entries`."""
-        self.make_room(FRAME.size + len(entry.payload))
         return self.add(log_id, entry, IS_PLACED)
 
 
 class Journal:
-    """The segments of a store. `end` is the end of what was added to the journal."""
+    """The segments of a store. `end` is the end of what was added to the journal.
+
+    `numbers` are the segments that have a file.
+    """
 
     def __init__(self, directory: Path, files: Files, settings: LmdbSettings, mark: bytes) -> None:
         """Open the folder `directory`, creating it if missing. Blocks. Raises OSError."""
         self.directory = directory
         self.mark = mark
         self.end = Place()
-        self.is_disk_low = False
         self.segment_bytes = settings.segment_bytes
         self._settings = settings
         self._files = files
         self._lock = threading.Lock()
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
-        self._written: tuple[int, SegmentFile] | None = None
-        self._is_synced = True
+        self._file: SegmentFile | None = None
+        """The segment of the end."""
         self._durable_to = 0
+        self._next_number = 1
+        self._is_synced = True
+        self._is_cut = True
+        """Whether the segment of the end has nothing behind the end, except zeros."""
+        self._is_left = False
+        """Whether a new segment has to be begun: it may have a header already."""
         files.make_directory(directory)
-        names = files.names(directory)
-        self.numbers = {int(name) for name in names if name.isdecimal()}
-        self._spare = [name for name in names if name.startswith(SPARE)]
+        # A segment whose name was not durable may have acknowledged entries by now.
+        files.sync_directory(directory)
+        self.numbers = {int(name) for name in files.names(directory) if name.isdecimal()}
         with suppress(OSError):
             volume = os.statvfs(directory)
             share = volume.f_blocks * volume.f_frsize // VOLUME_SHARE
             self.segment_bytes = min(self.segment_bytes, max(share, LEAST_SEGMENT_BYTES))
 
-    def continue_at(self, end: Place) -> None:
-        """Write behind `end`, up to which everything is durable."""
-        self.end = end
-        self._durable_to = end.at
+    def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
+        """Write behind `end`, or in the segment `next_number` if `is_left`. Blocks.
 
-    def stage(self) -> Staging:
-        """The next burst. Its number was not used before, not even by a write that failed."""
-        self.end = self.end._replace(burst=self.end.burst + 1)
-        return Staging(self.mark, self.end, self._durable_to, self.segment_bytes)
+        The segment of the end is known to be durable up to `durable_to`. What follows was read, but
+        may be in the page cache only, even if a flush succeeds: after a failed one Linux considers
+        pages clean that are not on the medium. So it is written again.
+        """
+        self.end, self._next_number, self._is_left = end, next_number, is_left
+        self._durable_to = durable_to
+        if not end.segment:
+            return
+        self._is_cut = False
+        try:
+            self._cut()
+        except OSError as error:
+            # It is as durable as it can be. The next write tries again.
+            self._durable_to = end.at
+            log.warning(
+                "the end of the journal in %s, segment %d, cannot be written: %s",
+                self.directory,
+                end.segment,
+                error,
+            )
+
+    def stage(self, size: int) -> Staging:
+        """The next burst, with about `size` bytes of frames. Blocks after a failed write."""
+        end = self.end
+        if not self._is_cut:
+            with suppress(OSError):
+                self._cut()
+        if (
+            end.segment
+            and not self._is_left
+            # Acknowledged entries that are not durable yet would be lost with the segment.
+            and (self._is_cut or self._durable_to < end.at)
+            and (end.at <= SEGMENT_HEADER.size or end.at + size <= self.segment_bytes)
+        ):
+            return Staging(self.mark, end, end, self._durable_to)
+        start = Place(self._next_number, SEGMENT_HEADER.size)
+        return Staging(self.mark, end, start, start.at)
 
     def write(self, staging: Staging) -> None:
         """Write frames behind the end, durably unless `sync_appends` is off. Blocks.
 
-        Raises JournalFailed.
+        Raises JournalFailed; then, or if the burst fails later, `retract` has to be called.
         """
-        chunk = staging.chunks[0]
-        staging.is_written = True
         try:
-            for chunk in staging.chunks:
-                if chunk.buffers:
-                    self._write_chunk(chunk, staging.has_appends)
+            is_begun = staging.segment == self.end.segment
+            room = self._checked_room(staging, is_begun)
+            if not is_begun:
+                self._begin(staging.segment)
+            elif not self._is_cut:
+                self._cut()
+            staging.is_written = True
+            self._is_synced = False
+            self._put(staging, room)
             if self._settings.sync_appends or not staging.has_appends:
-                self._sync_written()
+                self._sync()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise JournalFailed(f"segment {chunk.segment} of the journal: {reason}") from error
+            raise self._failed(staging.segment, error) from error
 
     def advance(self, staging: Staging) -> None:
         """Add the written frames to the journal."""
         self.end = staging.end
         if self._is_synced:
             self._durable_to = self.end.at
-        elif len(staging.chunks) > 1:
-            self._durable_to = SEGMENT_HEADER.size
 
     def retract(self, staging: Staging) -> None:
-        """Erase the beginning of what `write` may have written, so that a restart ignores it.
+        """Cut off what `write` may have written. Blocks.
 
-        A medium that fails may prevent this: then a write that was reported as failed may be found
-        after a restart.
+        If the medium refuses that, it is tried again before the next write.
         """
-        for chunk in staging.chunks if staging.is_written else ():
-            if chunk.buffers and chunk.segment in self.numbers:
-                with suppress(OSError):
-                    descriptor = self._opened(chunk.segment).descriptor
-                    self._files.write(descriptor, [bytes(FRAME.size)], chunk.start)
+        if staging.is_written:
+            self._is_cut = False
+            with suppress(OSError):
+                self._cut()
 
     def sync(self) -> None:
         """Make the whole journal durable. Blocks. Raises JournalFailed."""
         try:
-            self._sync_written()
+            if self._is_cut:
+                self._sync()
+            else:
+                self._cut()
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise JournalFailed(f"segment {self.end.segment} of the journal: {reason}") from error
+            raise self._failed(self.end.segment, error) from error
         self._durable_to = self.end.at
 
     def read(self, segment: int, at: int, length: int) -> bytes:
@@ -256,88 +304,68 @@ class Journal:
 
         Thread-safe. Blocks. Raises OSError.
         """
-        try:
-            file = self._opened(segment)
-        except KeyError:
-            return b""
-        return self._files.read(file.descriptor, length, at)
-
-    def read_segment(self, segment: int) -> bytes:
-        """A whole segment, with zeros for what the medium cannot read. Blocks."""
-        if segment not in self.numbers:
-            return b""
         file = self._opened(segment)
-        size = self._files.size(file.descriptor)
+        return b"" if file is None else file.read(length, at)
+
+    def read_pages(self, segment: int, at: int, length: int) -> bytes:
+        """As `read`, with `UNREADABLE` for pages that the medium cannot read."""
+        try:
+            return self.read(segment, at, length)
+        except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise
         found = bytearray()
-        while len(found) < size:
-            length = min(MIB, size - len(found))
+        while len(found) < length:
+            position = at + len(found)
+            size = min(PAGE - position % PAGE, length - len(found))
             try:
-                part = self._files.read(file.descriptor, length, len(found))
-            except OSError:
-                part = b"".join(
-                    self._read_page(file, at, min(PAGE, size - at))
-                    for at in range(len(found), len(found) + length, PAGE)
-                )
-            found += part
-            if len(part) < length:
+                page = self.read(segment, position, size)
+            except OSError as error:
+                if error.errno not in MEDIUM_ERRORS:
+                    raise
+                page = UNREADABLE * size
+            found += page
+            if len(page) < size:
                 break
         return bytes(found)
 
-    def _read_page(self, file: SegmentFile, at: int, length: int) -> bytes:
-        try:
-            return self._files.read(file.descriptor, length, at)
-        except OSError:
-            return bytes(length)
-
-    def rewrite(self, segment: int, data: bytes, at: int) -> None:
-        """Write what was read from a segment again, and make it durable. Blocks. Raises OSError.
-
-        After a failed flush Linux considers pages clean that are not on the medium.
-        """
-        descriptor = self._opened(segment).descriptor
-        self._files.write(descriptor, [data], at)
-        self._files.sync(descriptor)
-
-    def recycle(self, segment: int) -> None:
-        """Keep the file of a segment without entries for a later one, or delete it. Blocks.
-
-        Raises OSError. Not synced: after a crash the segment has no entries, too.
-        """
-        path = self._path(segment)
-        with self._lock:
-            self._open.pop(segment, None)
-            self.numbers.discard(segment)
-            spare = SPARE + path.name
-            is_kept = len(self._spare) < self._settings.spare_segments
-            if is_kept and SegmentFile(self._files, path).filled <= self.segment_bytes:
-                self._files.rename(path, path.with_name(spare))
-                self._spare.append(spare)
-            else:
-                self._files.unlink(path)
+    def read_segment(self, segment: int) -> bytes:
+        """A whole segment, with `UNREADABLE` for what the medium cannot read. Blocks."""
+        found = bytearray()
+        while part := self.read_pages(segment, len(found), MIB):
+            found += part
+            if len(part) < MIB:
+                break
+        return bytes(found)
 
     def delete(self, segment: int) -> None:
-        """Delete a segment. Blocks. Raises OSError."""
+        """Delete a segment without entries. Blocks. Raises OSError.
+
+        Not synced: after a crash the segment has no entries, too.
+        """
         with self._lock:
             self._open.pop(segment, None)
-            self.numbers.discard(segment)
-            self._files.unlink(self._path(segment))
+            if segment in self.numbers:
+                with suppress(FileNotFoundError):
+                    self._files.unlink(self._path(segment))
+                self.numbers.discard(segment)
 
     def close(self) -> None:
         """Close all files; those that are being read are closed afterwards."""
         with self._lock:
             self._open.clear()
-        self._written = None
+        self._file = None
 
     def _path(self, segment: int) -> Path:
         return self.directory / f"{segment:016d}"
 
-    def _opened(self, segment: int) -> SegmentFile:
-        """The file of a segment. Thread-safe. Raises KeyError if there is no such segment."""
+    def _opened(self, segment: int) -> SegmentFile | None:
+        """The file of a segment, if there is one. Thread-safe."""
         with self._lock:
             file = self._open.get(segment)
             if file is None:
                 if segment not in self.numbers:
-                    raise KeyError(segment)
+                    return None
                 file = self._open[segment] = SegmentFile(self._files, self._path(segment))
                 if len(self._open) > OPEN_FILES:
                     self._open.popitem(last=False)
@@ -345,56 +373,90 @@ class Journal:
                 self._open.move_to_end(segment)
             return file
 
-    def _write_chunk(self, chunk: Chunk, has_appends: bool) -> None:
-        if self._written is None or self._written[0] != chunk.segment:
-            self._sync_written()
-            if chunk.segment not in self.numbers:
-                self._create(chunk.segment)
-            self._written = chunk.segment, SegmentFile(self._files, self._path(chunk.segment))
-        file = self._written[1]
-        buffers = chunk.buffers
-        filled = file.filled
-        if chunk.end > filled:
-            filled = self._filled_for(file, chunk, has_appends)
-            buffers = [*buffers, memoryview(ZEROS)[: filled - chunk.end]]
-        self._is_synced = False
-        self._files.write(file.descriptor, buffers, chunk.start)
-        file.filled = filled
+    def _failed(self, segment: int, error: OSError) -> JournalFailed:
+        return JournalFailed(f"segment {segment} of the journal: {error.strerror or error}")
 
-    def _filled_for(self, file: SegmentFile, chunk: Chunk, has_appends: bool) -> int:
-        """The size that a file gets for a chunk. Raises OSError if only the reserve is left."""
-        step = min(max(file.filled, FIRST_STEP), LARGEST_STEP)
-        if chunk.end - chunk.start > LARGEST_FILLED_WRITE:
-            step = 0
-        filled = max(chunk.end, min(chunk.end + step, self.segment_bytes))
-        room = self._files.room(self.directory, file.filled)
+    def _current(self) -> SegmentFile:
+        """The file of the segment of the end."""
+        if self._file is None:
+            self._file = SegmentFile(self._files, self._path(self.end.segment))
+        return self._file
+
+    def _checked_room(self, staging: Staging, is_begun: bool) -> int:
+        """Bytes by which the file may grow beyond the frames. Raises OSError if the disk is full.
+
+        This is checked for bytes that the file has already, too: rows in LMDB follow.
+        """
+        size = self._current().size if is_begun else 0
+        room = self._files.room(self.directory, size) - max(staging.at - size, 0)
         reserve = self._settings.reserve_bytes
-        self.is_disk_low = room < reserve + filled - file.filled
-        if not self.is_disk_low:
-            return filled
-        if has_appends and room < reserve + chunk.end - file.filled:
+        if not staging.has_appends:
+            # Replaced and moved entries, after which space is freed.
+            reserve //= 2
+        if room < reserve:
             raise OSError(
                 errno.ENOSPC,
-                f"the disk is full: {room} bytes are left, {reserve} bytes are reserved for "
-                "deletions",
+                f"the disk is full: {max(room, 0)} bytes would be left, {reserve} bytes are "
+                "reserved for deletions",
             )
-        return chunk.end
+        return room - reserve
 
-    def _create(self, segment: int) -> None:
-        """Make the file of a new segment, from a spare one if possible."""
-        path = self._path(segment)
-        with self._lock:
-            if self._spare:
-                self._files.rename(path.with_name(self._spare[-1]), path)
-                self._spare.pop()
-            else:
-                SegmentFile(self._files, path)
-            self.numbers.add(segment)
+    def _begin(self, segment: int) -> None:
+        """Begin a segment; the end of the journal is then in it. Raises OSError."""
+        if self._is_cut:
+            self._sync()
+        elif self._durable_to < self.end.at:
+            self._cut()
+        file = SegmentFile(self._files, self._path(segment))
+        self._is_left = True
+        if file.size:
+            file.truncate(0)
+        header = encode_segment_header(self.mark, SegmentHeader(segment, *self.end))
+        file.write([header], 0, len(header))
+        file.sync()
         self._files.sync_directory(self.directory)
+        with self._lock:
+            self.numbers.add(segment)
+        self._file = file
+        self.end = Place(segment, len(header))
+        self._durable_to = len(header)
+        self._next_number = segment + 1
+        self._is_synced = self._is_cut = True
+        self._is_left = False
 
-    def _sync_written(self) -> None:
-        if self._written is not None and not self._is_synced:
-            self._files.sync(self._written[1].descriptor)
+    def _put(self, staging: Staging, room: int) -> None:
+        file, buffers, end = self._current(), staging.buffers, staging.at
+        if end > file.size and end - staging.start <= LARGEST_FILLED_WRITE:
+            step = min(max(file.size, FIRST_STEP), LARGEST_STEP, self.segment_bytes - end)
+            if 0 < step <= room:
+                buffers = [*buffers, memoryview(ZEROS)[:step]]
+                end += step
+        file.write(buffers, staging.start, end)
+
+    def _cut(self) -> None:
+        """Cut the segment at the end, and make what is before it durable. Raises OSError."""
+        if self.end.segment:
+            file = self._current()
+            start = self._durable_to - self._durable_to % PAGE
+            try:
+                # For pages that a failed flush left clean.
+                file.write([file.read(self.end.at - start, start)], start, self.end.at)
+            except OSError:
+                if self._durable_to < self.end.at:
+                    raise
+            file.truncate(self.end.at)
+            file.sync()
+        self._durable_to = self.end.at
+        self._is_synced = self._is_cut = True
+
+    def _sync(self) -> None:
+        if not self._is_synced:
+            try:
+                self._current().sync()
+            except OSError:
+                # The next flush would succeed without writing the pages.
+                self._is_cut = False
+                raise
         self._is_synced = True
 
 
@@ -426,6 +488,11 @@ def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
         try:
             data = journal.read(first.segment, first.at, length)
         except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise StorageFailed(
+                    f"cannot read segment {first.segment} of the journal in {journal.directory}: "
+                    f"{error.strerror or error}"
+                ) from error
             if len(part) > 1:
                 # Only the entries in the pages that cannot be read are lost.
                 for row in part:
@@ -437,7 +504,7 @@ def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
             raise Unreadable(first, entries) from error
         for slot, _ in part:
             start = slot.at - first.at
-            frame = decode_frame(journal.mark, data, start)
+            frame = decode_frame(journal.mark, slot.segment, slot.at, data, start)
             if (
                 frame is None
                 or (frame.log_id, frame.base_offset, frame.last_offset, frame.size)
@@ -475,6 +542,7 @@ def _adjacent(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def header_of(journal: Journal, segment: int) -> SegmentHeader | None:
-    """The header of a segment, if it is that segment's."""
-    header = decode_segment_header(journal.mark, journal.read(segment, 0, SEGMENT_HEADER.size))
+    """The header of a segment, if it can be read and is that segment's."""
+    data = journal.read_pages(segment, 0, SEGMENT_HEADER.size)
+    header = decode_segment_header(journal.mark, data)
     return header if header and header.number == segment else None

@@ -26,7 +26,10 @@ from typing import NamedTuple
 
 from storage.log import Topic
 
-FORMAT = 2
+FORMAT = 3
+UNRELEASED_FORMAT = 2
+"""Of a journal that was never in a release."""
+
 DATABASES = (
     "meta",
     "topics",
@@ -46,7 +49,7 @@ INLINE_SLOT = Struct(">QQQqqQI")
 """The key of an entry of format 1: `Slot` without a place, since the value is the payload."""
 
 SLOT = Struct(">QQQqqQIQI")
-CHECKPOINT = Struct(">QIQ")
+CHECKPOINT = Struct(">QI")
 SEGMENT_USE = Struct(">QQI")
 
 LOG_ROW = Struct(">QQqQqQ")
@@ -86,11 +89,10 @@ class SegmentUse(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A position in the journal, and the number of the last burst before it."""
+    """A position in the journal. There is no segment 0."""
 
     segment: int = 0
     at: int = 0
-    burst: int = 0
 
 
 class LogRow(NamedTuple):

@@ -1,7 +1,8 @@
 """Opening the journal: entries that LMDB does not have yet, damage, and files without entries.
 
 LMDB commits rows later than the journal gets their entries. What follows the checkpoint is read
-from the segments. After a clean stop nothing follows it.
+from the segments, and its rows are pending as before the crash: nothing is committed, so that a
+store on a full disk can be opened. After a clean stop nothing follows the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import lmdb
 
 from storage.lmdb.changes import load_log
 from storage.lmdb.environment import LmdbEnvironment
@@ -22,7 +21,9 @@ from storage.lmdb.frames import (
     Frame,
     FrameAt,
     Parsed,
+    SegmentHeader,
     parse,
+    search,
 )
 from storage.lmdb.journal import Journal, header_of
 from storage.lmdb.layout import (
@@ -35,7 +36,7 @@ from storage.lmdb.layout import (
     Slot,
     decode_topic,
 )
-from storage.lmdb.write_burst import DurableLog, PendingIndex, SegmentChanges, WriterState
+from storage.lmdb.write_burst import DurableLog, PendingIndex, WriterState
 from storage.log import StorageFailed
 
 log = logging.getLogger(__name__)
@@ -50,15 +51,32 @@ class TailFrame(NamedTuple):
     is_intact: bool
 
 
+class Tail(NamedTuple):
+    """What follows the checkpoint: whole appends and damage, and where the journal ends.
+
+    `headers` are those of the segments behind the one of the checkpoint, as far as they are
+    readable. `next_number` is that of the next new segment. `damaged` are files without anything
+    readable, which are no part of the journal.
+    """
+
+    found: list[TailFrame]
+    damage: list[tuple[int, Damage]]
+    end: Place
+    headers: Mapping[int, SegmentHeader | None]
+    next_number: int
+    damaged: list[int]
+
+
 def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) -> None:
-    """Commit the rows of entries that the journal has and LMDB does not; set `state` and the end.
+    """Set `state`, with the rows of entries that the journal has and LMDB does not, and the end of
+    the journal.
 
     Blocks. Raises StorageFailed, lmdb.Error, OSError.
     """
-    names: dict[int, str] = {}
 
-    def load(txn: Any) -> Place:
+    def load(txn: Any) -> None:
         databases = environment.databases
+        names: dict[int, str] = {}
         with txn.cursor(db=databases["topics"]) as cursor:
             for key, value in cursor.iternext():
                 for partition, log_id in enumerate(decode_topic(key.decode(), value).log_ids):
@@ -67,31 +85,38 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
             for key, value in cursor.iternext():
                 use = SegmentUse._make(SEGMENT_USE.unpack(value))
                 state.segments[U64.unpack(key)[0]] = use
-        return checkpoint_of(txn, databases)
-
-    checkpoint = environment.read(load)
-    found, end, damage = read_tail(journal, checkpoint)
-    for segment, part in damage:
-        log.error(
-            "segment %d of the journal in %s is damaged at %d to %d; entries that were there are "
-            "reported when they are read",
-            segment,
-            journal.directory,
-            part.position,
-            part.end,
+        checkpoint = checkpoint_of(txn, databases)
+        tail = read_tail(journal, checkpoint)
+        for segment, part in tail.damage:
+            log.error(
+                "segment %d of the journal in %s is damaged at %d to %d; entries that were there "
+                "are reported when they are read",
+                segment,
+                journal.directory,
+                part.position,
+                part.end,
+            )
+        state.pending = PendingIndex(checkpoint)
+        for slot in slots_of(txn, databases, names, tail.found):
+            state.pending.add(slot.log_id, [SLOT.pack(*slot)])
+        state.damaged.update(tail.damaged)
+        end = tail.end
+        is_of_checkpoint = end.segment == checkpoint.segment
+        journal.continue_at(
+            end,
+            tail.next_number,
+            checkpoint.at if is_of_checkpoint else 0,
+            is_left=not is_of_checkpoint and tail.headers[end.segment] is None,
         )
-    if end[:2] != checkpoint[:2]:
-        if not damage and all(one.is_intact for one in found):
-            make_durable(journal, checkpoint, end)
-        commit_rows(environment, state, names, found, end)
+
+    environment.read(load)
+    if state.pending.count:
         log.info(
             "read %d entries from the journal in %s that were not in the index yet",
-            len(found),
+            state.pending.count,
             journal.directory,
         )
-    state.pending = PendingIndex(end)
-    journal.continue_at(end)
-    remove_files(journal, state)
+    review_files(journal, state)
 
 
 def checkpoint_of(txn: Any, databases: Mapping[str, Any]) -> Place:
@@ -99,31 +124,98 @@ def checkpoint_of(txn: Any, databases: Mapping[str, Any]) -> Place:
     return Place() if value is None else Place._make(CHECKPOINT.unpack(value))
 
 
-def read_tail(
-    journal: Journal, checkpoint: Place
-) -> tuple[list[TailFrame], Place, list[tuple[int, Damage]]]:
-    """Whole appends behind the checkpoint, the end of the journal, and damage before the end."""
-    segment, at, burst = checkpoint
+def read_tail(journal: Journal, checkpoint: Place) -> Tail:
+    """Read the segments from the checkpoint.
+
+    Raises StorageFailed if one is missing, OSError if one cannot be read for a reason other than
+    damage.
+    """
+    numbers = sorted(number for number in journal.numbers if number > checkpoint.segment)
+    headers = {number: header_of(journal, number) for number in numbers}
+    next_number = max([*numbers, checkpoint.segment]) + 1
+    damaged: list[int] = []
+    while numbers and headers[numbers[-1]] is None:
+        segment = numbers[-1]
+        data = journal.read_segment(segment)
+        if next(search(journal.mark, segment, data, 0), None) is not None:
+            break
+        numbers.pop()
+        if segment == next_number - 1 and not data[SEGMENT_HEADER.size :].strip(b"\0"):
+            # Its creation was interrupted: frames follow only when the header is durable.
+            next_number = segment
+        else:
+            damaged.append(segment)
+    segments = segments_in_order(journal, checkpoint, numbers, headers, damaged)
+    for segment in damaged:
+        log.error(
+            "segment %d of the journal in %s is damaged: nothing in it can be read. The file is "
+            "kept, but not used",
+            segment,
+            journal.directory,
+        )
     found: list[TailFrame] = []
     damage: list[tuple[int, Damage]] = []
-    if segment and segment not in journal.numbers:
-        raise StorageFailed(f"segment {segment} of the journal in {journal.directory} is missing")
-    while True:
-        data = journal.read_segment(segment) if segment else b""
-        parsed = parse(journal.mark, data, at, burst)
-        following = header_of(journal, segment + 1)
-        if following and following.first_burst < parsed.last_burst:
-            # A write that failed began this segment.
-            following = None
-        if following and following.previous_end > parsed.end:
-            parsed = parse(journal.mark, data, at, burst, following.previous_end)
+    end = checkpoint
+    for index, segment in enumerate(segments):
+        if segment != checkpoint.segment and headers[segment] is None:
+            log.error(
+                "the header of segment %d of the journal in %s is damaged; its entries are read",
+                segment,
+                journal.directory,
+            )
+        start = checkpoint.at if segment == checkpoint.segment else SEGMENT_HEADER.size
+        following = headers[segments[index + 1]] if index + 1 < len(segments) else None
+        data, durable_to = journal.read_segment(segment), 0
+        if following is not None:
+            # Behind this may be frames of a write that failed.
+            durable_to = max(following.previous_end, start)
+            data = data[:durable_to]
+        parsed = parse(journal.mark, segment, data, start, durable_to)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
-        appends, end = whole_appends(parsed, at)
+        appends, at = whole_appends(parsed, start)
+        if segment == segments[-1] and data[at:].strip(b"\0"):
+            log.info(
+                "segment %d of the journal in %s has an interrupted write at %d, which is cut off",
+                segment,
+                journal.directory,
+                at,
+            )
         found += [TailFrame(segment, *one) for one in appends]
-        if following is None:
-            return found, Place(segment, end, parsed.greatest_burst), damage
-        segment, at = segment + 1, SEGMENT_HEADER.size
-        burst = max(following.first_burst, parsed.last_burst)
+        end = Place(segment, at)
+    return Tail(found, damage, end, headers, next_number, damaged)
+
+
+def segments_in_order(
+    journal: Journal,
+    checkpoint: Place,
+    numbers: Sequence[int],
+    headers: Mapping[int, SegmentHeader | None],
+    damaged: list[int],
+) -> list[int]:
+    """The segments from the checkpoint's to the last one, each of which names the one before it.
+
+    Those that no other names are added to `damaged`. Raises StorageFailed if one is missing.
+    """
+    found: list[int] = []
+    expected: int | None = None
+    for segment in reversed([checkpoint.segment, *numbers] if checkpoint.segment else numbers):
+        if expected is not None and segment > expected:
+            damaged.append(segment)
+            continue
+        if segment not in journal.numbers or (expected is not None and segment < expected):
+            expected = expected or segment
+            break
+        found.insert(0, segment)
+        header = headers.get(segment)
+        expected = None if header is None else header.previous
+        if segment == checkpoint.segment:
+            expected = 0
+    if expected:
+        raise StorageFailed(
+            f"segment {expected} of the journal in {journal.directory} is missing: put the file "
+            "back, or restore the whole folder of the store"
+        )
+    return found
 
 
 def whole_appends(parsed: Parsed, start: int) -> tuple[list[FrameAt], int]:
@@ -146,46 +238,6 @@ def whole_appends(parsed: Parsed, start: int) -> tuple[list[FrameAt], int]:
     return whole, end
 
 
-def make_durable(journal: Journal, start: Place, end: Place) -> None:
-    """Write everything from `start` to `end` again: it may never have reached the medium."""
-    for segment in range(max(start.segment, 1), end.segment + 1):
-        data = journal.read_segment(segment)
-        first = start.at if segment == start.segment else 0
-        last = end.at if segment == end.segment else len(data)
-        journal.rewrite(segment, data[first:last], first)
-
-
-def commit_rows(
-    environment: LmdbEnvironment,
-    state: WriterState,
-    names: Mapping[int, str],
-    found: Sequence[TailFrame],
-    end: Place,
-) -> None:
-    """Commit the rows of `found`, and `end` as the checkpoint."""
-    while True:
-        txn = environment.begin()
-        try:
-            segments = SegmentChanges(state.segments)
-            slots = slots_of(txn, environment.databases, names, found)
-            with txn.cursor(db=environment.databases["entries"]) as cursor:
-                cursor.putmulti(sorted((SLOT.pack(*slot), b"") for slot in slots))
-            for slot in slots:
-                segments.add(slot)
-            segments.put(txn, environment.databases["segments"])
-            txn.put(b"journal", CHECKPOINT.pack(*end), db=environment.databases["meta"])
-            txn.commit()
-        except lmdb.MapFullError:
-            txn.abort()
-            environment.grow()
-        except BaseException:
-            txn.abort()
-            raise
-        else:
-            state.segments.update(segments.changed)
-            return
-
-
 def slots_of(
     txn: Any, databases: Mapping[str, Any], names: Mapping[int, str], found: Sequence[TailFrame]
 ) -> list[Slot]:
@@ -199,6 +251,14 @@ def slots_of(
         if state is None:
             state = logs[frame.log_id] = load_log(txn, databases, frame.log_id)
         if frame.base_offset < state.end_offset:
+            log.error(
+                "offsets %d to %d of %s are in the journal in segment %d at %d again: ignored",
+                frame.base_offset,
+                frame.last_offset,
+                names[frame.log_id],
+                segment,
+                at,
+            )
             continue
         if frame.base_offset > state.end_offset or not is_intact:
             log.error(
@@ -240,19 +300,21 @@ def slots_of(
     return slots
 
 
-def remove_files(journal: Journal, state: WriterState) -> None:
-    """Keep or delete the files of segments without entries. Raises OSError."""
-    end = state.pending.since.segment
-    for segment in sorted({*journal.numbers, *state.segments}):
-        use = state.segments.get(segment)
-        is_used = use is not None and use.live_frames
-        if segment > end:
-            journal.delete(segment)
-        elif segment < end and not is_used:
-            if segment in journal.numbers:
-                journal.recycle(segment)
-            state.forget(segment)
-        elif is_used and segment not in journal.numbers:
+def review_files(journal: Journal, state: WriterState) -> None:
+    """Note which files can be deleted, and report those that are missing."""
+    state.review(state.segments)
+    for segment in sorted(journal.numbers - state.segments.keys()):
+        if segment < state.pending.since.segment and header_of(journal, segment) is None:
+            state.damaged.add(segment)
+            log.error(
+                "segment %d of the journal in %s is damaged and has no entries in the index. The "
+                "file is kept, but not used",
+                segment,
+                journal.directory,
+            )
+        state.review([segment])
+    for segment in sorted(state.segments.keys() - journal.numbers):
+        if state.segments[segment].live_frames:
             log.error(
                 "segment %d of the journal in %s is missing: reading its entries fails",
                 segment,

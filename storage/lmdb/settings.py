@@ -18,7 +18,7 @@ class LmdbSettings:
     """
 
     reserve_bytes: int = 64 * MIB
-    """Disk space that appends leave free.
+    """Disk space that appends leave free, and replacements and moved entries half of it.
 
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
@@ -27,13 +27,10 @@ class LmdbSettings:
     """Whether an append is on the medium when it is acknowledged, or in the page cache."""
 
     segment_bytes: int = 64 * MIB
-    """Size of a file of the journal; less on a volume below 4 GiB.
+    """Size of a file of the journal; less on a volume below 4 GiB, more if a burst is larger.
 
-    Space is freed by whole files, and beginning one costs some flushes.
+    Space is freed by whole files, and beginning one costs two flushes.
     """
-
-    spare_segments: int = 4
-    """Files of deleted segments that are kept for new ones. Others are deleted."""
 
     index_entries: int = 10_000
     """Entries whose rows wait in memory before they are committed: a commit of some 20 ms."""

@@ -390,7 +390,7 @@ class LmdbStore:
             with txn.cursor(db=databases["entries"]) as cursor:
                 rows = pending.rows.get(log_id)
                 row = log_row(txn, databases["logs"], log_id)
-                if rows and checkpoint_of(txn, databases)[:2] == pending.since[:2]:
+                if rows and checkpoint_of(txn, databases) == pending.since:
                     return call(LogCursor(cursor, log_id, rows), row)
                 return call(cursor, row)
 

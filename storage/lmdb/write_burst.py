@@ -32,6 +32,9 @@ from storage.tail import TailCache
 
 T = TypeVar("T")
 
+CLEANED_PART = 1 / 2
+"""A segment is cleaned if less than this part of what was written to it is left."""
+
 
 @dataclass(slots=True)
 class DurableLog:
@@ -151,12 +154,41 @@ class WriterState:
     freeing: dict[int, int] = field(default_factory=dict)
     pending: PendingIndex = field(default_factory=lambda: PendingIndex(Place()))
     segments: dict[int, SegmentUse] = field(default_factory=dict)
+    unused: set[int] = field(default_factory=set)
+    """Segments without entries, whose files can be deleted."""
+
+    sparse: set[int] = field(default_factory=set)
+    """Segments with few entries."""
+
+    damaged: set[int] = field(default_factory=set)
+    """Segments that are not cleaned, and not deleted unless all of their entries were."""
+
     forgotten: list[int] = field(default_factory=list)
     """Segments whose files are gone, but not their rows."""
 
+    def review(self, segments: Iterable[int]) -> None:
+        """Update `unused` and `sparse` for segments whose use has changed.
+
+        Entries may still be added to the segment of the checkpoint, and to later ones: these are
+        reviewed when the checkpoint has passed them.
+        """
+        for segment in segments:
+            if segment >= self.pending.since.segment:
+                continue
+            use = self.segments.get(segment, SegmentUse())
+            self.sparse.discard(segment)
+            if not use.live_frames:
+                if use.written_bytes or segment not in self.damaged:
+                    self.unused.add(segment)
+            elif use.live_bytes < use.written_bytes * CLEANED_PART and segment not in self.damaged:
+                self.sparse.add(segment)
+
     def forget(self, segment: int) -> None:
-        self.segments.pop(segment, None)
-        self.forgotten.append(segment)
+        """The file of an unused segment is gone."""
+        self.unused.discard(segment)
+        self.damaged.discard(segment)
+        if self.segments.pop(segment, None):
+            self.forgotten.append(segment)
 
 
 class SegmentChanges:
@@ -195,9 +227,12 @@ class Burst:
     of appends alone has none; its rows become pending.
     """
 
-    def __init__(self, environment: LmdbEnvironment, journal: Journal, state: WriterState) -> None:
+    def __init__(
+        self, environment: LmdbEnvironment, journal: Journal, state: WriterState, size: int
+    ) -> None:
+        """`size` is about the number of bytes that are written to the journal."""
         self.databases = environment.databases
-        self.staging = journal.stage()
+        self.staging = journal.stage(size)
         self.segments = SegmentChanges(state.segments)
         self._environment = environment
         self._state = state
@@ -213,12 +248,33 @@ class Burst:
 
     @property
     def txn(self) -> Any:
-        """The transaction, begun if necessary. Raises lmdb.Error."""
+        """The transaction, begun if necessary, with the rows of all entries. Raises lmdb.Error."""
         if self._txn is None:
             self._txn = self._environment.begin()
             pending = self._state.pending
             self._put_rows(key for keys in pending.rows.values() for key in keys)
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._put_rows(key for _, keys in rows for key in keys)
         return self._txn
+
+    def view(self, call: Callable[[Any], T]) -> T:
+        """Run `call` with a transaction that need not have the rows of entries.
+
+        Opening must succeed while nothing can be committed. Raises StorageFailed.
+        """
+        return call(self.txn) if self.has_txn else self._environment.read(call)
+
+    def pending_rows(self, log_id: int) -> Sequence[bytes]:
+        """The rows of a log that is not open, as far as the transaction of `view` lacks them."""
+        return () if self.has_txn else self._state.pending.rows.get(log_id, ())
+
+    def open_log(self, log_id: int) -> DurableLog | None:
+        """The log, if it was opened before."""
+        return None if log_id in self._closed or not self._knows(log_id) else self.log(log_id)
+
+    def _knows(self, log_id: int) -> bool:
+        return log_id in self._logs or log_id in self._state.logs
 
     def log(self, log_id: int) -> DurableLog:
         """The log as changed by this burst so far. Raises LogClosed.
@@ -275,13 +331,13 @@ class Burst:
                 if isinstance(operation, Append):
                     self._append(operation)
                 else:
-                    self._put_all()
                     value = operation.run(self)
             except (StorageError, ValueError) as error:
                 refusal = error
             outcomes.append((operation, value, refusal))
         if self.has_txn:
-            self._put_all()
+            # The rows of the last appends.
+            _ = self.txn
         return outcomes
 
     def commit(self) -> None:
@@ -298,7 +354,7 @@ class Burst:
 
     @property
     def _moves_checkpoint(self) -> bool:
-        return self.staging.end[:2] != self._state.pending.since[:2]
+        return self.staging.end != self._state.pending.since
 
     def abort(self) -> None:
         if self._txn is not None:
@@ -315,8 +371,10 @@ class Burst:
             if self.segments.changed:
                 state.segments.update(self.segments.changed)
                 state.forgotten.clear()
+            since = max(state.pending.since.segment, 1)
             if self._moves_checkpoint:
                 state.pending = PendingIndex(self.staging.end)
+            state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
         else:
             for log_id, keys in self._rows:
                 state.pending.add(log_id, keys)
@@ -353,17 +411,11 @@ class Burst:
         log.running_timestamp, log.position = running, position
         log.size += append.size
 
-    def _put_all(self) -> None:
-        """Put the rows of the appends so far."""
-        if self._rows:
-            rows, self._rows = self._rows, []
-            self._put_rows(key for _, keys in rows for key in keys)
-
     def _put_rows(self, keys: Iterable[bytes]) -> None:
         """Put rows in key order, the cheapest order for the B+ tree."""
         rows = [(key, b"") for key in sorted(keys)]
         if rows:
-            with self.txn.cursor(db=self.databases["entries"]) as cursor:
+            with self._txn.cursor(db=self.databases["entries"]) as cursor:
                 cursor.putmulti(rows)
             for key, _ in rows:
                 self.segments.add(slot_of(key))

@@ -21,7 +21,7 @@ import lmdb
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, ReactorCallQueue
-from storage.lmdb.cleaner import free_entries, move_entries, segment_to_clean, unused_segments
+from storage.lmdb.cleaner import free_entries, move_entries, segment_to_clean
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import SEGMENT_HEADER
 from storage.lmdb.journal import Journal, JournalFailed
@@ -39,11 +39,11 @@ UNREACHED_TXN = 1 << 64
 """A transaction id that no commit reaches."""
 
 APPENDING, WRITING = "appending", "writing"
-INDEXING, FREEING, CLEANING = "indexing", "freeing", "cleaning"
+INDEXING, FREEING, CLEANING, DELETING = "indexing", "freeing", "cleaning", "deleting files"
 """What may fail."""
 
 SILENT_ATTEMPTS = 3
-"""How often the last three of these may fail before it is logged.
+"""How often the last four of these may fail before it is logged.
 
 They are tried again and no caller waits for them. While something else fails, they are not logged.
 """
@@ -73,9 +73,8 @@ class LmdbWriter:
         self._freeing_entries = settings.freeing_entries
         self._retry_at = 0.0
         self._pending_since = 0.0
-        self._cleaned: tuple[int, int] | None = None
-        self._not_cleaned: set[int] = set()
-        self._may_clean = True
+        self._cleaned = 0, 0
+        self._is_unresolved = False
         self._is_stopping = threading.Event()
         self._ended: Deferred[None] = Deferred()
         self._failing: set[str] = set()
@@ -196,8 +195,12 @@ class LmdbWriter:
 
         Raises JournalFailed or lmdb.Error if nothing was stored.
         """
+        if self._is_unresolved:
+            # Its rows may refer to what would be overwritten in the journal.
+            raise lmdb.Error("it is unknown whether the last commit was written")
+        size = sum(one.size for one in operations)
         while True:
-            burst = Burst(self._environment, self._journal, self._state)
+            burst = Burst(self._environment, self._journal, self._state, size)
             try:
                 outcomes = self._write_burst(burst, operations)
             except lmdb.MapFullError:
@@ -206,7 +209,6 @@ class LmdbWriter:
                 if not self._state.pending.count:
                     self._pending_since = monotonic()
                 burst.publish()
-                self._may_clean = self._may_clean or burst.has_txn
                 return outcomes
 
     def _write_burst(self, burst: Burst, operations: Sequence[Operation]) -> list[Outcome]:
@@ -214,7 +216,7 @@ class LmdbWriter:
         txn_id = None
         try:
             outcomes = burst.run(operations)
-            if not burst.staging.is_empty:
+            if burst.staging.buffers:
                 self._journal.write(burst.staging)
             if burst.has_txn:
                 # Rows are committed only if their entries are durable.
@@ -256,11 +258,12 @@ class LmdbWriter:
                     RETRY_SECONDS,
                 )
                 if self._is_stopping.wait(RETRY_SECONDS):
+                    self._is_unresolved = True
                     raise
 
     def _idle_seconds(self) -> float | None:
         """How long to wait for the next burst before there is something else to do."""
-        has_work = self._state.freeing or self._may_clean
+        has_work = self._state.freeing or self._state.unused or self._state.sparse
         if not has_work and not self._state.pending.count:
             return None
         now = monotonic()
@@ -270,14 +273,16 @@ class LmdbWriter:
         return max(due - now, self._retry_at - now, 0.0)
 
     def _tidy(self) -> None:
-        """Do one of: commit rows that are due, free deleted entries, clean a segment.
+        """Do one of: delete a file, commit rows that are due, free deleted entries, clean a segment.
 
-        After a failure, only after a pause.
+        Files are first: deleting them needs no space. After a failure, only after a pause.
         """
         now = monotonic()
         if now < self._retry_at:
             return
         pending = self._state.pending.count
+        if self._state.unused and self._attempt(DELETING, self._delete_file):
+            return
         if pending and (
             pending >= self._settings.index_entries
             or now - self._pending_since >= self._settings.index_seconds
@@ -285,7 +290,7 @@ class LmdbWriter:
             self._commit_pending()
         elif self._state.freeing:
             self._free_deleted_entries()
-        elif self._may_clean:
+        elif self._state.sparse:
             self._attempt(CLEANING, self._clean)
 
     def _attempt(self, what: str, call: Callable[[], None]) -> bool:
@@ -327,37 +332,36 @@ class LmdbWriter:
         else:
             self._freeing_entries = max(most // 4, 1)
 
+    def _delete_file(self) -> None:
+        segment = min(self._state.unused)
+        self._journal.delete(segment)
+        self._state.forget(segment)
+
     def _clean(self) -> None:
-        """Recycle segments without entries, or move a part of a segment with few entries."""
-        for segment in unused_segments(self._state):
-            self._journal.recycle(segment)
-            self._state.forget(segment)
-        if self._cleaned is None:
-            chosen = segment_to_clean(self._state, self._journal.is_disk_low, self._not_cleaned)
-            if chosen is None:
-                self._may_clean = False
-                return
-            self._cleaned = chosen, SEGMENT_HEADER.size
+        """Move a part of the entries of a segment with few of them."""
         segment, at = self._cleaned
-        call = partial(
-            move_entries,
-            journal=self._journal,
-            segment=segment,
-            at=at,
-            at_most=self._settings.cleaned_bytes,
+        if segment not in self._state.sparse:
+            chosen = segment_to_clean(self._state)
+            if chosen is None:
+                return
+            segment, at = chosen, SEGMENT_HEADER.size
+        following = self._run(
+            partial(
+                move_entries,
+                journal=self._journal,
+                segment=segment,
+                at=at,
+                at_most=self._settings.cleaned_bytes,
+            )
         )
-        try:
-            following = self._run(call)
-        except OSError:
-            # A part of it cannot be read.
-            following = None
         if following is not None:
             self._cleaned = segment, following
             return
-        self._cleaned = None
+        self._cleaned = 0, 0
         use = self._state.segments.get(segment)
         if use is not None and use.live_frames:
-            self._not_cleaned.add(segment)
+            self._state.damaged.add(segment)
+            self._state.sparse.discard(segment)
             log.error(
                 "segment %d of the journal in %s is damaged: %d entries cannot be read, and its "
                 "space is not freed until they are deleted",

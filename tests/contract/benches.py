@@ -112,7 +112,7 @@ class LmdbBench:
 
 class NarrowLmdbBench(LmdbBench):
     """Limits so low that reads go to disk, the map grows, bursts and deletions take many steps, and
-    segments of the journal are cleaned and used again.
+    segments of the journal are cleaned.
     """
 
     settings = LmdbSettings(
@@ -123,7 +123,6 @@ class NarrowLmdbBench(LmdbBench):
         freeing_entries=2,
         readers=1,
         segment_bytes=30_000,
-        spare_segments=1,
         index_entries=5,
         cleaned_bytes=4000,
     )

@@ -41,9 +41,7 @@ def test_layout_of_entry_key_with_place_is_fixed() -> None:
 
 
 def test_layout_of_rows_about_the_journal_is_fixed() -> None:
-    assert CHECKPOINT.pack(*Place(1, 2, 3)) == bytes.fromhex(
-        "0000000000000001000000020000000000000003"
-    )
+    assert CHECKPOINT.pack(*Place(1, 2)) == bytes.fromhex("000000000000000100000002")
     assert SEGMENT_USE.pack(*SegmentUse(1, 2, 3)) == bytes.fromhex(
         "0000000000000001000000000000000200000003"
     )

@@ -239,4 +239,4 @@ async def test_store_with_a_journal_has_a_format_that_older_versions_refuse(
     store = await opened(open_store)
     await store.close()
     with lmdb.open(str(directory), max_dbs=10) as env, env.begin() as txn:
-        assert txn.get(b"format", db=env.open_db(b"meta", txn=txn)) == b"2"
+        assert txn.get(b"format", db=env.open_db(b"meta", txn=txn)) == b"3"

@@ -1,26 +1,33 @@
 """Random work on an embedded store whose power is cut at random moments, by seed.
 
 `python -m tests.storage.lmdb.simulation.power_cuts FIRST LAST` runs seeds. After each power cut
-the store is opened again: acknowledged records are there, offsets are continuous, an append is
-there as a whole or not at all.
+the store is opened again: acknowledged records are there, none is replaced by one that was refused,
+offsets are continuous, an append is there as a whole or not at all.
 
-Every fourth seed acknowledges appends before they are synced: they may be lost, but only from the
-end.
+Half of the seeds have operations on the disk and commits that fail; of a failed write or flush any
+part may have reached the medium. Half have a disk that is full at times, also when the store is
+opened: then deletions must succeed. Every fourth seed acknowledges appends before they are synced:
+they may be lost, but only from the end.
 
 LMDB's file is taken as it is at that moment: LMDB syncs its commits itself, in the same thread.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import lmdb
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredList
 
@@ -36,7 +43,6 @@ CUTS_PER_RUN = 10
 SETTINGS = LmdbSettings(
     tail_bytes=0,
     segment_bytes=30_000,
-    spare_segments=2,
     index_entries=15,
     index_seconds=0.02,
     cleaned_bytes=5000,
@@ -65,7 +71,7 @@ class KnownRecords:
 
 @dataclass
 class Cut:
-    """A moment at which power was lost."""
+    """A moment at which power was lost or the process was killed."""
 
     disk: SimulatedDisk
     folder: Path
@@ -81,15 +87,19 @@ class RandomWork:
         self.folder = folder
         self.disk = SimulatedDisk()
         self.syncs = seed % 4 != 0
-        settings = replace(SETTINGS, sync_appends=self.syncs)
+        self._disk_chance = Random(seed + 1)
+        self._fails = self._disk_chance.choice([0, 0, 0.03, 0.3])
+        self._fills = self._disk_chance.random() < 0.5
+        # Without a reserve the disk is noticed to be full in the middle of a write.
+        reserve = self._disk_chance.choice([0, 40_000])
+        settings = replace(SETTINGS, sync_appends=self.syncs, reserve_bytes=reserve)
         self.store = LmdbStore(
             folder / "store", reactor=reactor, settings=settings, files=self.disk
         )
         self.known = [KnownRecords() for _ in range(PARTITIONS)]
         self.rows: dict[bytes, bytes] = {}
         self.cuts: list[Cut] = []
-        self._disk_chance = Random(seed + 1)
-        self._fails = self.syncs and self._disk_chance.random() < 0.5
+        self._lock = threading.Lock()
         self._appends = 0
 
     async def run(self) -> None:
@@ -98,7 +108,13 @@ class RandomWork:
         logs = [await self.store.log("orders", n) for n in range(PARTITIONS)]
         table = await self.store.table("rows")
         self.disk.before = self._before
+        assert self.store._environment
+        begin = self.store._environment.begin
+        self.store._environment.begin = lambda: FailingCommit(begin(), self)  # type: ignore[method-assign]
         for number in range(ROUNDS):
+            if self._fills:
+                is_full = self.chance.random() < 0.3
+                self.disk.limit = self.disk.used + 30_000 if is_full else sys.maxsize
             working: list[Deferred[None]] = []
             for _ in range(self.chance.randint(1, 8)):
                 n = self.chance.randrange(PARTITIONS)
@@ -107,9 +123,10 @@ class RandomWork:
                 row = b"row %d" % number
                 with suppress(StorageError):
                     await table.put({row: row})
-                    self.rows[row] = row
+                    with self._lock:
+                        self.rows[row] = row
             await DeferredList(working, fireOnOneErrback=True)
-        self.disk.before = lambda operation: None
+        self.disk.before, self._fails = lambda operation: None, 0
         await self.store.close()
 
     async def _change(self, log: PartitionLog, known: KnownRecords) -> None:
@@ -120,7 +137,11 @@ class RandomWork:
             elif kind < 0.92:
                 offset = self.chance.randint(log.start_offset, log.end_offset)
                 known.tried_start = max(known.tried_start, offset)
-                await log.delete_before(offset)
+                try:
+                    await log.delete_before(offset)
+                except StorageError:
+                    assert self._fails, "a deletion failed on a full disk"
+                    raise
                 known.start = max(known.start, offset)
             else:
                 await self._replace(log, known)
@@ -130,13 +151,16 @@ class RandomWork:
         base, count = log.next_offset, self.chance.randint(1, 3)
         rows = []
         for index in range(count):
-            size = self.chance.choice([0, 10, 300, 3000, 20_000])
-            payload = b"%d %d %d." % (self._appends, index, count) + bytes(size)
+            # Of equal size, so that what a failed write left continues a shorter one after it.
+            size = self.chance.choice([30, 30, 3000, 20_000])
+            payload = (b"%d %d %d." % (self._appends, index, count)).ljust(size, b"\0")
             rows.append(Entry(base + index, base + index, -1, payload))
-            known.tried.setdefault(base + index, set()).add(payload)
+            with self._lock:
+                known.tried.setdefault(base + index, set()).add(payload)
         await log.append(rows)
-        for one in rows:
-            known.acknowledged[one.base_offset] = bytes(one.payload)
+        with self._lock:
+            for one in rows:
+                known.acknowledged[one.base_offset] = bytes(one.payload)
 
     async def _replace(self, log: PartitionLog, known: KnownRecords) -> None:
         """Compact a range: each payload gets shorter, so that offsets stay continuous."""
@@ -151,41 +175,79 @@ class RandomWork:
             for base in kept
             if first <= base <= last
         }
-        for base, payload in less.items():
-            known.tried[base] |= {payload, known.acknowledged.pop(base)}
+        with self._lock:
+            for base, payload in less.items():
+                known.tried[base] |= {payload, known.acknowledged.pop(base)}
         rows = [Entry(base, base, -1, payload) for base, payload in sorted(less.items())]
         await log.replace(first, last, rows)
-        known.acknowledged |= less
+        with self._lock:
+            known.acknowledged |= less
 
     def _before(self, operation: str) -> None:
         """In the writer thread: cut the power, or fail."""
-        chance = self._disk_chance
-        if len(self.cuts) < CUTS_PER_RUN and chance.random() < 0.1:
-            self.cuts.append(self._cut(chance))
-        if self._fails and operation in ("write", "sync") and chance.random() < 0.03:
+        self.may_cut()
+        if self.fails(operation):
             raise io_error()
+
+    def may_cut(self) -> None:
+        if len(self.cuts) < CUTS_PER_RUN and self._disk_chance.random() < 0.1:
+            self.cuts.append(self._cut(self._disk_chance))
+
+    def fails(self, operation: str) -> bool:
+        """Whether an operation on the disk, or a commit, fails now."""
+        # Truncations often, for what happens then.
+        times = {"unlink": 0, "truncate": 10}.get(operation, 1)
+        return self._disk_chance.random() < self._fails * times
 
     def _cut(self, chance: Random) -> Cut:
         # What is acknowledged is copied first: it must be on the medium that is copied next.
-        known, rows = [one.copy() for one in self.known], dict(self.rows)
-        if not self.syncs:
+        with self._lock:
+            known, rows = [one.copy() for one in self.known], dict(self.rows)
+        is_killed = chance.random() < 0.4
+        if not self.syncs and not is_killed:
             for one in known:
                 one.acknowledged.clear()
         folder = self.folder / f"cut {len(self.cuts)}"
         folder.mkdir()
         shutil.copy(self.folder / "store" / "data.mdb", folder)
-        return Cut(self.disk.after_power_cut(chance), folder, known, rows)
+        disk = self.disk.after_kill() if is_killed else self.disk.after_power_cut(chance)
+        return Cut(disk, folder, known, rows)
+
+
+class FailingCommit:
+    """A transaction whose commit may fail."""
+
+    def __init__(self, txn: Any, run: RandomWork) -> None:
+        self._txn = txn
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._run.may_cut()
+        if self._run.fails("commit"):
+            raise lmdb.DiskError("a simulated failure")
+        self._txn.commit()
 
 
 async def check(cut: Cut, chance: Random) -> None:
     """Open the store after a power cut, append, lose power again, and open it again."""
     disk = cut.disk
     for _ in range(2):
+        is_full = chance.random() < 0.3
+        disk.limit = disk.used if is_full else sys.maxsize
         store = LmdbStore(cut.folder, reactor=reactor, settings=SETTINGS, files=disk)
         await store.open()
         for n, known in enumerate(cut.known):
             log = await store.log("orders", n)
-            await check_log(log, known)
+            found = await check_log(log, known)
+            if is_full and n == 0:
+                await log.delete_before(log.end_offset)
+                known.start = log.start_offset
+            disk.limit = sys.maxsize
+            # Consumers have read these.
+            known.acknowledged |= found
             base = log.next_offset
             payload = b"after 0 1."
             await log.append([Entry(base, base, -1, payload)])
@@ -196,7 +258,8 @@ async def check(cut: Cut, chance: Random) -> None:
         await store.close()
 
 
-async def check_log(log: PartitionLog, known: KnownRecords) -> None:
+async def check_log(log: PartitionLog, known: KnownRecords) -> dict[int, bytes]:
+    """Check all records of a partition, and return them by base offset."""
     assert known.start <= log.start_offset <= max(known.tried_start, known.start)
     entries = await everything(log)
     offsets = [one.base_offset for one in entries]
@@ -213,6 +276,27 @@ async def check_log(log: PartitionLog, known: KnownRecords) -> None:
         for other in range(max(first, log.start_offset), end):
             assert found[other].startswith(number + b" "), "half an append is there"
     assert log.size == sum(len(one.payload) for one in entries)
+    return found
+
+
+@contextmanager
+def no_damage_reported() -> Iterator[None]:
+    """Fail if opening a store reports damage: a simulated disk has none."""
+    reported: list[str] = []
+    recovery = logging.getLogger("storage.lmdb.recovery")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR:
+                reported.append(record.getMessage())
+
+    handler = Handler()
+    recovery.addHandler(handler)
+    try:
+        yield
+    finally:
+        recovery.removeHandler(handler)
+    assert not reported
 
 
 async def run_seed(seed: int) -> int:
@@ -225,7 +309,8 @@ async def run_seed(seed: int) -> int:
         await run.run()
         for number, cut in enumerate(run.cuts):
             try:
-                await check(cut, Random(seed))
+                with no_damage_reported():
+                    await check(cut, Random(seed))
             except BaseException:
                 print(f"seed {seed}, cut {number}", file=sys.stderr)
                 raise

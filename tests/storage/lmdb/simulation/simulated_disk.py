@@ -19,7 +19,8 @@ from storage.log import Buffer
 
 SECTOR = 512
 
-Write = tuple[int, bytes]
+Write = tuple[int, bytes | None]
+"""Position and bytes of a write, or None for a truncation at that position."""
 
 
 @dataclass
@@ -34,14 +35,19 @@ class File:
         return File(bytearray(self.data), bytearray(self.durable), list(self.unsynced))
 
 
-def put(data: bytearray, position: int, piece: bytes) -> None:
-    data.extend(bytes(max(position + len(piece) - len(data), 0)))
-    data[position : position + len(piece)] = piece
+def put(data: bytearray, position: int, piece: bytes | None) -> None:
+    data.extend(bytes(max(position + len(piece or b"") - len(data), 0)))
+    if piece is None:
+        del data[position:]
+    else:
+        data[position : position + len(piece)] = piece
 
 
 def sectors(write: Write) -> list[Write]:
     """The parts of a write that reach the medium as a whole."""
     position, piece = write
+    if piece is None:
+        return [write]
     cuts = [0, *range(SECTOR - position % SECTOR, len(piece), SECTOR), len(piece)]
     return [(position + start, piece[start:end]) for start, end in itertools.pairwise(cuts)]
 
@@ -50,44 +56,62 @@ class SimulatedDisk:
     """`Files` in memory.
 
     `before` is called before each operation that changes something, with its name; it may raise
-    OSError.
+    OSError. The files have at most `limit` bytes together; a write has some room left in part.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
         self.durable: dict[str, File] = {}
-        self.renames: list[Callable[[dict[str, File]], None]] = []
+        self.changes: list[tuple[str, File | None]] = []
         self.before: Callable[[str], None] = lambda operation: None
+        self.limit = sys.maxsize
+        self.chance = Random(0)
         self._descriptors: dict[int, File] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
     def after_power_cut(self, chance: Random) -> SimulatedDisk:
         """What is on the medium if power is lost now."""
-        with self._lock:
-            copies = {id(file): file.copy() for file in self.files.values()}
-            copies |= {id(file): file.copy() for file in self.durable.values()}
-            names = dict(self.durable)
-            for change in self.renames[: chance.randint(0, len(self.renames))]:
-                change(names)
+        cut = self.after_kill()
+        cut.chance = chance
+        cut._apply_changes(chance.randint(0, len(cut.changes)))
+        cut.changes.clear()
+        cut.files = dict(cut.durable)
         likelihood = chance.choice([0, 0.5, 0.9, 1])
-        for file in copies.values():
-            for write in file.unsynced:
-                for position, piece in sectors(write):
-                    if chance.random() < likelihood:
-                        put(file.durable, position, piece)
-            file.data, file.unsynced = bytearray(file.durable), []
-        cut = SimulatedDisk()
-        cut.files = {name: copies[id(file)] for name, file in names.items() if id(file) in copies}
-        cut.durable = dict(cut.files)
+        for file in cut.files.values():
+            cut._persist(file, likelihood)
+            file.data = bytearray(file.durable)
         return cut
+
+    def after_kill(self) -> SimulatedDisk:
+        """The disk if the process ends now: everything is there, but not all is on the medium."""
+        killed = SimulatedDisk()
+        with self._lock:
+            copies = {
+                id(file): file.copy()
+                for file in [
+                    *self.files.values(),
+                    *self.durable.values(),
+                    *(file for _, file in self.changes if file),
+                ]
+            }
+            killed.files = {name: copies[id(file)] for name, file in self.files.items()}
+            killed.durable = {name: copies[id(file)] for name, file in self.durable.items()}
+            killed.changes = [(name, file and copies[id(file)]) for name, file in self.changes]
+        return killed
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return sum(len(file.data) for file in self.files.values())
 
     def open(self, path: Path) -> int:
         with self._lock:
             file = self.files.get(path.name)
             if file is None:
                 created = File()
-                self._change(lambda names: names.__setitem__(path.name, created))
+                self._change(path.name, created)
                 file = created
             descriptor = next(self._numbers)
             self._descriptors[descriptor] = file
@@ -105,9 +129,20 @@ class SimulatedDisk:
         piece = b"".join(buffers)
         with self._lock:
             file = self._descriptors[descriptor]
-            put(file.data, position, piece)
-            file.unsynced.append((position, piece))
+            room = len(file.data) + max(self.room(Path(), 0), 0)
+            part = piece[: max(room - position, 0)]
+            put(file.data, position, part)
+            file.unsynced.append((position, part))
+        if part != piece:
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.before("written")
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self.before("truncate")
+        with self._lock:
+            file = self._descriptors[descriptor]
+            put(file.data, size, None)
+            file.unsynced.append((size, None))
 
     def read(self, descriptor: int, length: int, position: int) -> bytes:
         with self._lock:
@@ -118,14 +153,20 @@ class SimulatedDisk:
         try:
             self.before("sync")
         except OSError:
-            # Linux considers the pages clean although they are not on the medium.
+            # Linux considers the pages clean although only some of them are on the medium.
             with self._lock:
-                file.unsynced.clear()
+                self._persist(file, self.chance.choice([0, 0.5, 1]))
             raise
         with self._lock:
-            for position, piece in file.unsynced:
-                put(file.durable, position, piece)
-            file.unsynced.clear()
+            self._persist(file, 1)
+
+    def _persist(self, file: File, likelihood: float) -> None:
+        """Write what is not on the medium, each sector with this likelihood."""
+        for write in file.unsynced:
+            for position, piece in sectors(write):
+                if self.chance.random() < likelihood:
+                    put(file.durable, position, piece)
+        file.unsynced.clear()
 
     def make_directory(self, path: Path) -> None:
         pass
@@ -133,28 +174,35 @@ class SimulatedDisk:
     def names(self, directory: Path) -> list[str]:
         return sorted(self.files)
 
-    def rename(self, path: Path, to: Path) -> None:
-        self.before("rename")
-        self._change(lambda names: names.__setitem__(to.name, names.pop(path.name)))
-
     def unlink(self, path: Path) -> None:
         self.before("unlink")
-        self._change(lambda names: names.__delitem__(path.name))
+        self._change(path.name, None)
 
     def sync_directory(self, directory: Path) -> None:
         self.before("sync_directory")
         with self._lock:
-            for change in self.renames:
-                change(self.durable)
-            self.renames.clear()
+            self._apply_changes(len(self.changes))
 
     def room(self, directory: Path, written: int) -> int:
-        return sys.maxsize
+        return self.limit - self.used
 
-    def _change(self, change: Callable[[dict[str, File]], None]) -> None:
+    def _change(self, name: str, file: File | None) -> None:
+        """Create or delete a name."""
         with self._lock:
-            change(self.files)
-            self.renames.append(change)
+            self.changes.append((name, file))
+            if file is None:
+                del self.files[name]
+            else:
+                self.files[name] = file
+
+    def _apply_changes(self, count: int) -> None:
+        """Make the first changes of names durable."""
+        for name, file in self.changes[:count]:
+            if file is None:
+                self.durable.pop(name, None)
+            else:
+                self.durable[name] = file
+        del self.changes[:count]
 
 
 def io_error() -> OSError:
