@@ -9,8 +9,8 @@ The writer thread writes; any thread reads. Two rules keep a write that failed o
   and nothing is written to the old segment after the first attempt to write that header. So the
   old segment has no other end than that one.
 
-A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest if
-it changes neither the size of the file nor its extents.
+A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest
+if it changes neither the size of the file nor its extents.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class LmdbWriter:
         return max(due - now, self._retry_at - now, 0.0)
 
     def _tidy(self) -> None:
-        """Do one of: delete a file, commit rows that are due, free deleted entries, clean a segment.
+        """Do one of: delete a file, commit rows that are due, free entries, clean a segment.
 
         Files are first: deleting them needs no space. After a failure, only after a pause.
         """

@@ -13,9 +13,9 @@
  *   full         the error is ENOSPC instead of EIO
  *
  * The folder named by POWER_CUT, if any, receives what the files would contain after a power cut:
- * writes with O_DSYNC at once, other writes when they are synced. Data written before a failed
- * sync, or by a failed write, never reaches it: Linux then considers the pages clean, and the next
- * sync skips them.
+ * writes with O_DSYNC at once, other writes and truncations when they are synced. Data written
+ * before a failed sync, or by a failed write, never reaches it: Linux then considers the pages clean,
+ * and the next sync skips them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,8 +32,8 @@
 /* Since `meta-kept` was requested. */
 static int meta_was_kept;
 
-/* Written, but not synced. A store has one writer. */
-static struct range { char name[64]; off_t offset; size_t size; } *unsynced;
+/* Written, or cut off behind the offset, but not synced. A store has one writer. */
+static struct range { char name[64]; off_t offset; size_t size; int is_cut; } *unsynced;
 static size_t unsynced_count;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -107,14 +107,18 @@ static void put_into_medium(int fd, off_t offset, size_t size)
     free(bytes);
 }
 
-static void note_write(int fd, off_t offset, size_t size)
+static void cut_medium(const char *name, off_t size)
 {
-    if (!getenv("POWER_CUT") || !is_store(fd))
-        return;
-    if (fcntl(fd, F_GETFL) & O_DSYNC) {
-        put_into_medium(fd, offset, size);
-        return;
-    }
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", getenv("POWER_CUT"), name);
+    int medium = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (medium < 0 || REAL(ftruncate)(medium, size))
+        abort();
+    close(medium);
+}
+
+static void add_unsynced(int fd, off_t offset, size_t size, int is_cut)
+{
     unsynced = realloc(unsynced, (unsynced_count + 1) * sizeof *unsynced);
     if (!unsynced)
         abort();
@@ -122,6 +126,31 @@ static void note_write(int fd, off_t offset, size_t size)
     find_name(fd, added->name, sizeof added->name);
     added->offset = offset;
     added->size = size;
+    added->is_cut = is_cut;
+}
+
+static void note_write(int fd, off_t offset, size_t size)
+{
+    if (!getenv("POWER_CUT") || !is_store(fd))
+        return;
+    if (fcntl(fd, F_GETFL) & O_DSYNC)
+        put_into_medium(fd, offset, size);
+    else
+        add_unsynced(fd, offset, size, 0);
+}
+
+static void note_truncation(int fd, off_t size)
+{
+    if (!getenv("POWER_CUT") || !is_store(fd))
+        return;
+    char name[64];
+    find_name(fd, name, sizeof name);
+    for (size_t n = 0; n < unsynced_count; n++) {
+        struct range *one = &unsynced[n];
+        if (!strcmp(one->name, name) && one->offset + (off_t)one->size > size)
+            one->size = one->offset < size ? size - one->offset : 0;
+    }
+    add_unsynced(fd, size, 0, 1);
 }
 
 static void note_sync(int fd, int is_done)
@@ -134,6 +163,8 @@ static void note_sync(int fd, int is_done)
     for (size_t n = 0; n < unsynced_count; n++)
         if (strcmp(unsynced[n].name, name))
             unsynced[kept++] = unsynced[n];
+        else if (is_done && unsynced[n].is_cut)
+            cut_medium(name, unsynced[n].offset);
         else if (is_done)
             put_into_medium(fd, unsynced[n].offset, unsynced[n].size);
     unsynced_count = kept;
@@ -218,6 +249,18 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
 {
     WRITE(writev, fd, lseek(fd, 0, SEEK_CUR), parts, count);
 }
+
+#define TRUNCATE(name, fd, size) \
+    do { \
+        int result = REAL(name)(fd, size), saved = errno; \
+        if (!result) \
+            note_truncation(fd, size); \
+        errno = saved; \
+        return result; \
+    } while (0)
+
+int ftruncate(int fd, off_t size) { TRUNCATE(ftruncate, fd, size); }
+int ftruncate64(int fd, off64_t size) { TRUNCATE(ftruncate64, fd, size); }
 
 #define SYNC(name, fd) \
     do { \

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
 from storage.lmdb.frames import (
-    FRAME,
     IS_LAST,
     Damage,
     Frame,

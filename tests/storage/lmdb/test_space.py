@@ -202,8 +202,8 @@ async def test_read_of_moved_entry_finds_its_new_place(
     await store.create_topic(topic("orders", 2))
     kept, deleted = await store.log("orders", 0), await store.log("orders", 1)
     await append(kept, 1)
-    # In two bursts: each is in one segment.
-    await append(deleted, 20)
+    # The first burst is in the segment of `kept`, the second in another one.
+    await append(deleted, 5)
     await append(deleted, 20)
     # A row of a table takes the rows of the entries along.
     await (await store.table("rows")).put({b"k": b"v"})
