@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
 
 from storage.files import DiskFiles
+from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Buffer, PartitionLog, StorageFailed
+from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
@@ -36,6 +40,61 @@ class SmallDisk(DiskFiles):
         if growth > max(self.room(self._directory, 0), 0):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().write(descriptor, buffers, position)
+
+
+@ensureDeferred
+async def test_append_into_allocated_part_of_a_file_does_not_use_the_reserve(
+    directory: Path, open_store: Opener
+) -> None:
+    """Rows in LMDB follow it."""
+    disk = SmallDisk(directory, DISK)
+    store = open_store(files=disk, tail_bytes=0, reserve_bytes=RESERVE)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 100), sized(1, 100)])
+    disk.limit = RESERVE
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        await log.append([sized(2, 100)])
+    # Half of the reserve is for what frees space.
+    await log.replace(0, 1, [sized(1, 50)])
+    disk.limit = RESERVE // 2
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        await log.replace(0, 1, [sized(1, 40)])
+    await log.delete_before(1)
+    await (await store.table("rows")).put({b"k": b"v"})
+    assert [one.base_offset for one in await everything(log)] == [1]
+
+
+@ensureDeferred
+async def test_store_and_partition_open_on_full_disk_with_rows_to_be_committed(
+    directory: Path, open_store: Opener, tmp_path: Path
+) -> None:
+    """After a kill; neither LMDB's file nor the journal can grow or be written."""
+    store = open_store(tail_bytes=0, index_seconds=1e6)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    await (await store.table("rows")).put({b"k": b"v"})
+    log = await store.log("orders", 0)
+    for base in range(3):
+        await log.append([sized(base, 100)])
+    assert store._state.pending.count == 3
+    killed = tmp_path / "killed"
+    shutil.copytree(directory, killed)
+    with no_file_may_grow():
+        # Also while rows wait in the store that is open.
+        assert (await store.log("orders", 1)).end_offset == 0
+        again = LmdbStore(killed, reactor=reactor, settings=LmdbSettings(tail_bytes=0))
+        await again.open()
+        log = await again.log("orders", 0)
+        assert [one.base_offset for one in await everything(log)] == [0, 1, 2]
+        assert (await again.log("orders", 1)).end_offset == 0
+        assert await (await again.table("rows")).items() == [(b"k", b"v")]
+        with pytest.raises(StorageFailed):
+            await log.append([sized(3, 100)])
+    await log.append([sized(3, 100)])
+    assert [one.base_offset for one in await everything(log)] == [0, 1, 2, 3]
+    await again.close()
 
 
 async def fill(log: PartitionLog) -> int:

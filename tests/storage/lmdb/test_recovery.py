@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -10,12 +11,14 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.lmdb import LmdbStore
-from storage.lmdb.frames import FRAME, SEGMENT_HEADER
+from storage.files import DiskFiles
+from storage.lmdb import LmdbStore, writer
+from storage.lmdb.frames import FRAME, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
 from storage.log import PartitionLog, StorageFailed
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 SIZE = 5000
 FRAME_BYTES = FRAME.size + SIZE
@@ -45,6 +48,14 @@ def damage(path: Path, at: int, length: int = 1) -> None:
     for position in range(at, at + length):
         data[position] ^= 0xFF
     path.write_bytes(data)
+
+
+def log_mark(directory: Path) -> bytes:
+    """The mark of the frames of a closed store."""
+    with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin() as txn:
+        mark = txn.get(b"journal_mark", db=env.open_db(b"meta", txn=txn))
+    assert mark
+    return bytes(mark)
 
 
 def forget_index(directory: Path) -> None:
@@ -79,16 +90,152 @@ async def test_index_is_rebuilt_from_the_journal(open_store: Opener, directory: 
 
 
 @ensureDeferred
-async def test_entries_of_deleted_topics_are_not_recovered(
+async def test_entries_of_deleted_topics_are_not_recovered_and_their_files_are_deleted(
     open_store: Opener, directory: Path
 ) -> None:
-    store = await opened(open_store)
+    store = await opened(open_store, segment_bytes=FRAME_BYTES)
     await append(await store.log("orders", 0), 3)
     await store.delete_topic("orders")
     await store.close()
     forget_index(directory)
     again = await opened(open_store)
-    assert bases(await everything(await again.log("orders", 0))) == []
+    log = await again.log("orders", 0)
+    assert bases(await everything(log)) == []
+    # A row of a table takes a checkpoint along, in the last segment.
+    await append(log, 1)
+    await (await again.table("rows")).put({b"k": b"v"})
+    await until(lambda: not segment(directory).exists() and not segment(directory, 2).exists())
+    assert segment(directory, 3).exists()
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@ensureDeferred
+async def test_damaged_header_of_a_segment_is_reported_and_its_entries_are_read(
+    open_store: Opener, directory: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"segment_bytes": FRAME_BYTES}
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 5)
+    await store.close()
+    assert len(list((directory / "journal").iterdir())) == 5
+    for late in (4, 5):
+        segment(directory, late).unlink()
+    forget_index(directory)
+    damage(segment(directory, number), 20)
+    again = await opened(open_store, **small)
+    log = await again.log("orders", 0)
+    assert f"the header of segment {number} " in caplog.text
+    assert bases(await everything(log)) == [0, 1, 2]
+    await append(log, 2)
+    await again.close()
+    third = await opened(open_store, **small)
+    assert bases(await everything(await third.log("orders", 0))) == [0, 1, 2, 3, 4]
+
+
+@ensureDeferred
+async def test_segment_without_anything_readable_is_reported_and_kept(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"segment_bytes": FRAME_BYTES}
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 2)
+    await store.close()
+    forget_index(directory)
+    kept = segment(directory, 2)
+    damage(kept, 0, kept.stat().st_size)
+    for _ in range(3):
+        caplog.clear()
+        store = await opened(open_store, **small)
+        assert "segment 2 of the journal" in caplog.text
+        log = await store.log("orders", 0)
+        await append(log, 2)
+        await (await store.table("rows")).put({b"k": b"v"})
+        await store.close()
+        assert kept.exists()
+    again = await opened(open_store, **small)
+    assert bases(await everything(await again.log("orders", 0))) == list(range(7))
+
+
+@pytest.mark.parametrize("contents", [b"", bytes(100), b"part"])
+@ensureDeferred
+async def test_segment_whose_creation_was_interrupted_is_begun_again(
+    open_store: Opener, directory: Path, contents: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"segment_bytes": FRAME_BYTES}
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 1)
+    await store.close()
+    segment(directory, 2).write_bytes(contents)
+    for _ in range(2):
+        store = await opened(open_store, **small)
+        await append(await store.log("orders", 0), 2)
+        await store.close()
+    assert "damaged" not in caplog.text
+    again = await opened(open_store)
+    assert bases(await everything(await again.log("orders", 0))) == list(range(5))
+
+
+@ensureDeferred
+async def test_segment_missing_behind_the_checkpoint_is_named_when_opening(
+    open_store: Opener, directory: Path
+) -> None:
+    store = await opened(open_store, segment_bytes=FRAME_BYTES)
+    await append(await store.log("orders", 0), 4)
+    await store.close()
+    forget_index(directory)
+    segment(directory, 2).unlink()
+    with pytest.raises(StorageFailed, match=r"segment 2 of the journal .* is missing"):
+        await opened(open_store)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@ensureDeferred
+async def test_refused_frames_behind_the_end_of_a_segment_are_not_read(
+    open_store: Opener, directory: Path, is_last: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The following segment says where the end is."""
+    store = await opened(open_store, segment_bytes=FRAME_BYTES)
+    log = await store.log("orders", 0)
+    await append(log, 1)
+    await store.close()
+    mark = log_mark(directory)
+    await (store := await opened(open_store)).log("orders", 0)
+    await append(await store.log("orders", 0), 1)
+    await store.close()
+    forget_index(directory)
+    if not is_last:
+        end = SEGMENT_HEADER.size + FRAME_BYTES
+        header = encode_segment_header(mark, SegmentHeader(2, 1, end))
+        segment(directory, 2).write_bytes(header)
+    again = await opened(open_store)
+    found = bases(await everything(await again.log("orders", 0)))
+    assert found == ([0, 1] if is_last else [0])
+    assert "damaged" not in caplog.text
+
+
+@ensureDeferred
+async def test_files_that_cannot_be_deleted_do_not_prevent_opening(
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened(open_store, segment_bytes=FRAME_BYTES)
+    log = await store.log("orders", 0)
+    await append(log, 5)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(DiskFiles, "unlink", fail)
+    await log.delete_before(5)
+    assert store._writer
+    state = store._writer._state
+    await until(lambda: bool(state.unused))
+    await store.close()
+    again = await opened(open_store)
+    await append(await again.log("orders", 0), 1)
+    assert segment(directory).exists()
+    monkeypatch.undo()
+    await until(lambda: not segment(directory).exists())
 
 
 @ensureDeferred

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred
@@ -17,6 +18,7 @@ from storage.lmdb.layout import slot_of
 from storage.log import LogClosed, PartitionLog
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 ENTRY = 16_000
 """Size of an entry in bytes: four pages in the file."""
@@ -115,6 +117,35 @@ async def test_interrupted_freeing_continues_after_restart(
         "entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False))
     )
     assert left == (0 if how == "the topic was deleted" else 10)
+
+
+@ensureDeferred
+async def test_files_are_deleted_while_freeing_fails(
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting them needs no space, and freeing entries may need it."""
+    store = open_store(segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    log, last = await store.log("orders", 0), await store.log("orders", 1)
+    for _ in range(4):
+        await append(log, 20)
+    await append(last, 1)
+    free_entries = writer_module.free_entries
+    refused = {last._log_id}
+
+    def free(*given: Any, log_id: int, **named: Any) -> bool:
+        if log_id in refused:
+            raise lmdb.DiskError("a simulated failure")
+        return free_entries(*given, log_id=log_id, **named)
+
+    monkeypatch.setattr(writer_module, "free_entries", free)
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    # The rows of both logs are deleted in this order; those of the second one never are.
+    await log.delete_before(log.end_offset)
+    await last.delete_before(last.end_offset)
+    await until(lambda: len(list((directory / "journal").iterdir())) == 1)
+    assert store._state.freeing
 
 
 @ensureDeferred
