@@ -80,7 +80,7 @@ class LmdbEnvironment:
     Only the writer thread uses write transactions.
     """
 
-    def __init__(self, directory: Path, map_bytes: int) -> None:
+    def __init__(self, directory: Path, map_bytes: int, held_bytes: int = 0) -> None:
         """Lock and open `directory`, creating it if missing. Blocks.
 
         Raises StoreInUse, StoreTooNew, StorageFailed.
@@ -88,6 +88,8 @@ class LmdbEnvironment:
         self.directory = directory
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, MIN_MAP_BYTES)
+        self._held_bytes = held_bytes
+        self._allocated = 0
         self._map_lock = MapLock()
         self._reopened = threading.Condition()
         self._is_rolled_back = False
@@ -196,6 +198,24 @@ class LmdbEnvironment:
                     raise StorageFailed(
                         f"cannot read the store in {self.directory}: {given_up}"
                     ) from given_up
+
+    def hold_room(self) -> int:
+        """Allocate disk space behind the last page, and return how much there is. Blocks.
+
+        On a disk that other files have filled, entries can still be deleted. For the writer thread.
+        """
+        if self._env is None:
+            return 0
+        used = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        if self._allocated - used < self._held_bytes // 2:
+            with suppress(OSError):
+                descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    os.posix_fallocate(descriptor, used, self._held_bytes)
+                    self._allocated = used + self._held_bytes
+                finally:
+                    os.close(descriptor)
+        return max(self._allocated - used, 0)
 
     def grow(self) -> None:
         """Enlarge the map so that the failed write can be retried. No write transaction may be

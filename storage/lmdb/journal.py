@@ -189,6 +189,8 @@ class Journal:
         self.mark = mark
         self.end = Place()
         self.segment_bytes = settings.segment_bytes
+        self.held_bytes = 0
+        """The part of the reserve that LMDB's file has."""
         self._settings = settings
         self._files = files
         self._lock = threading.Lock()
@@ -393,6 +395,7 @@ class Journal:
         if not staging.has_appends:
             # Replaced and moved entries, after which space is freed.
             reserve //= 2
+        reserve = max(reserve - self.held_bytes, 0)
         if room < reserve:
             raise OSError(
                 errno.ENOSPC,

@@ -23,6 +23,12 @@ class LmdbSettings:
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
 
+    held_bytes: int = 4 * MIB
+    """The part of the reserve that LMDB's file has already, so that others cannot take it.
+
+    Twice what a commit of `index_entries` rows needs.
+    """
+
     sync_appends: bool = True
     """Whether an append is on the medium when it is acknowledged, or in the page cache."""
 

@@ -112,13 +112,16 @@ class LmdbStore:
         state = WriterState()
 
         def prepare() -> tuple[LmdbEnvironment, Journal, list[TopicRow]]:
-            environment = LmdbEnvironment(self.directory, self.settings.map_bytes)
+            environment = LmdbEnvironment(
+                self.directory, self.settings.map_bytes, self.settings.held_bytes
+            )
             try:
                 mark = environment.read(
                     lambda txn: txn.get(b"journal_mark", db=environment.databases["meta"])
                 )
                 journal = Journal(self.directory / "journal", self._files, self.settings, mark)
                 recover(environment, journal, state)
+                journal.held_bytes = environment.hold_room()
                 rows = environment.read(lambda txn: self._load(txn, environment, state))
                 return environment, journal, rows
             except (OSError, lmdb.Error) as error:

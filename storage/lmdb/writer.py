@@ -209,6 +209,8 @@ class LmdbWriter:
                 if not self._state.pending.count:
                     self._pending_since = monotonic()
                 burst.publish()
+                if burst.has_txn:
+                    self._journal.held_bytes = self._environment.hold_room()
                 return outcomes
 
     def _write_burst(self, burst: Burst, operations: Sequence[Operation]) -> list[Outcome]:

@@ -83,7 +83,7 @@ class MemoryBench:
 
 
 class LmdbBench:
-    settings = LmdbSettings()
+    settings = LmdbSettings(held_bytes=0)
     examples = 25
     refusal = StorageFailed
 
@@ -117,6 +117,7 @@ class NarrowLmdbBench(LmdbBench):
 
     settings = LmdbSettings(
         map_bytes=1,
+        held_bytes=50_000,
         tail_bytes=0,
         burst_bytes=20_000,
         burst_operations=3,
@@ -199,12 +200,12 @@ def in_pulsar(settings: PulsarSettings) -> Store:
 
 
 @contextmanager
-def no_file_may_grow() -> Iterator[None]:
-    """While active, file writes of this process fail as on a full disk (EFBIG; Python ignores
-    SIGXFSZ).
+def no_file_may_grow(size: int = 0) -> Iterator[None]:
+    """While active, file writes of this process beyond `size` fail as on a full disk (EFBIG; Python
+    ignores SIGXFSZ).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:

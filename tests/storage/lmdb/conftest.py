@@ -27,9 +27,9 @@ def open_store(directory: Path) -> Iterator[Opener]:
     opened: list[LmdbStore] = []
 
     def open_one(files: Files | None = None, **settings: Any) -> LmdbStore:
-        store = LmdbStore(
-            directory, reactor=reactor, settings=LmdbSettings(**settings), files=files
-        )
+        # Most tests need no room, and some measure it.
+        limits = LmdbSettings(**({"held_bytes": 0} | settings))
+        store = LmdbStore(directory, reactor=reactor, settings=limits, files=files)
         opened.append(store)
         return store
 

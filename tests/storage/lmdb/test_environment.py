@@ -22,6 +22,7 @@ from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 HOLD = """
 import sys
@@ -189,6 +190,29 @@ async def test_store_opens_and_reads_on_full_disk(open_store: Opener, directory:
     with no_file_may_grow():
         await again.open()
         assert bases(await everything(await again.log("orders", 0))) == [0]
+
+
+@ensureDeferred
+async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
+    open_store: Opener, directory: Path
+) -> None:
+    """No file may become larger. Freeing and other entries' rows need pages, too."""
+    store = open_store(held_bytes=MIN_MAP_BYTES, tail_bytes=0, index_seconds=1e6)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    logs = [await store.log("orders", n) for n in range(2)]
+    for base in range(1500):
+        appends = [log.append([sized(base, 10)]) for log in logs]
+    for one in appends:
+        await one
+    size = (directory / "data.mdb").stat().st_size
+    assert store._state.pending.count == 3000
+    with no_file_may_grow(size):
+        await logs[0].delete_before(1400)
+        assert store._state.pending.count == 0
+        await store.delete_topic("orders")
+        await until(lambda: not store._state.freeing)
+    assert (directory / "data.mdb").stat().st_size == size
 
 
 def test_readers_do_not_block_each_other() -> None:
