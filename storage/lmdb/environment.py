@@ -206,7 +206,7 @@ class LmdbEnvironment:
         """
         if self._env is None:
             return 0
-        used = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        used = int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
         if self._allocated - used < self._held_bytes // 2:
             with suppress(OSError):
                 descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)

@@ -192,7 +192,7 @@ def segments_in_order(
     headers: Mapping[int, SegmentHeader | None],
     damaged: list[int],
 ) -> list[int]:
-    """The segments from the checkpoint's to the last one, each of which names the one before it.
+    """The segments from the checkpoint's to the last one: each names the one before it.
 
     Those that no other names are added to `damaged`. Raises StorageFailed if one is missing.
     """

@@ -14,8 +14,8 @@
  *
  * The folder named by POWER_CUT, if any, receives what the files would contain after a power cut:
  * writes with O_DSYNC at once, other writes and truncations when they are synced. Data written
- * before a failed sync, or by a failed write, never reaches it: Linux then considers the pages clean,
- * and the next sync skips them.
+ * before a failed sync, or by a failed write, never reaches it: Linux then considers the pages
+ * clean, and the next sync skips them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -110,7 +110,8 @@ class RandomWork:
         self.disk.before = self._before
         assert self.store._environment
         begin = self.store._environment.begin
-        self.store._environment.begin = lambda: FailingCommit(begin(), self)  # type: ignore[method-assign]
+        failing = lambda: FailingCommit(begin(), self)  # noqa: E731
+        self.store._environment.begin = failing  # type: ignore[method-assign]
         for number in range(ROUNDS):
             if self._fills:
                 is_full = self.chance.random() < 0.3
