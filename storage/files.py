@@ -21,8 +21,8 @@ MOST_BUFFERS = 1000
 class Files(Protocol):
     """Every method may raise OSError. A descriptor belongs to its `Files`."""
 
-    def open(self, path: Path) -> int:
-        """Open a file for reading and writing, created if missing, for its owner only."""
+    def open(self, path: Path, is_new: bool) -> int:
+        """Open a file for reading and writing, for its owner only; if new, create it if missing."""
         ...
 
     def close(self, descriptor: int) -> None: ...
@@ -63,8 +63,8 @@ class Files(Protocol):
 class DiskFiles:
     """Files on a disk."""
 
-    def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def open(self, path: Path, is_new: bool) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if is_new else 0), 0o600)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)

@@ -98,9 +98,9 @@ class SegmentFile:
     file; only the writer's is kept up to date.
     """
 
-    def __init__(self, files: Files, path: Path) -> None:
+    def __init__(self, files: Files, path: Path, is_new: bool = False) -> None:
         self._files = files
-        self._descriptor = files.open(path)
+        self._descriptor = files.open(path, is_new)
         self.size = files.size(self._descriptor)
 
     def __del__(self) -> None:
@@ -214,11 +214,11 @@ class Journal:
             self.segment_bytes = min(self.segment_bytes, max(share, LEAST_SEGMENT_BYTES))
 
     def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
-        """Write behind `end`, or in the segment `next_number` if `is_left`. Blocks.
+        """Write behind `end`, or, if `is_left`, in segment `next_number`: then nothing is cut off.
 
         The segment of the end is known to be durable up to `durable_to`. What follows was read, but
         may be in the page cache only, even if a flush succeeds: after a failed one Linux considers
-        pages clean that are not on the medium. So it is written again.
+        pages clean that are not on the medium. So it is written again. Blocks.
         """
         self.end, self._next_number, self._is_left = end, next_number, is_left
         self._durable_to = durable_to
@@ -309,8 +309,13 @@ class Journal:
         file = self._opened(segment)
         return b"" if file is None else file.read(length, at)
 
-    def read_pages(self, segment: int, at: int, length: int) -> bytes:
-        """As `read`, with `UNREADABLE` for pages that the medium cannot read."""
+    def read_pages(
+        self, segment: int, at: int, length: int, unreadable: list[int] | None = None
+    ) -> bytes:
+        """As `read`, with `UNREADABLE` for pages that the medium cannot read.
+
+        Their positions are added to `unreadable`.
+        """
         try:
             return self.read(segment, at, length)
         except OSError as error:
@@ -326,19 +331,24 @@ class Journal:
                 if error.errno not in MEDIUM_ERRORS:
                     raise
                 page = UNREADABLE * size
+                if unreadable is not None:
+                    unreadable.append(position)
             found += page
             if len(page) < size:
                 break
         return bytes(found)
 
-    def read_segment(self, segment: int) -> bytes:
-        """A whole segment, with `UNREADABLE` for what the medium cannot read. Blocks."""
-        found = bytearray()
-        while part := self.read_pages(segment, len(found), MIB):
-            found += part
-            if len(part) < MIB:
+    def read_segment(self, segment: int) -> tuple[bytes, list[int]]:
+        """A whole segment before it is written, and where it is `UNREADABLE`. Blocks."""
+        file = self._opened(segment)
+        size = file.size if file else 0
+        found, unreadable = bytearray(), list[int]()
+        while len(found) < size:
+            part = self.read_pages(segment, len(found), min(MIB, size - len(found)), unreadable)
+            if not part:
                 break
-        return bytes(found)
+            found += part
+        return bytes(found), unreadable
 
     def delete(self, segment: int) -> None:
         """Delete a segment without entries. Blocks. Raises OSError.
@@ -410,7 +420,7 @@ class Journal:
             self._sync()
         elif self._durable_to < self.end.at:
             self._cut()
-        file = SegmentFile(self._files, self._path(segment))
+        file = SegmentFile(self._files, self._path(segment), is_new=True)
         self._is_left = True
         if file.size:
             file.truncate(0)
@@ -447,7 +457,8 @@ class Journal:
             except OSError:
                 if self._durable_to < self.end.at:
                     raise
-            file.truncate(self.end.at)
+            if not self._is_left:
+                file.truncate(self.end.at)
             file.sync()
         self._durable_to = self.end.at
         self._is_synced = self._is_cut = True

@@ -25,7 +25,7 @@ from storage.lmdb.frames import (
     parse,
     search,
 )
-from storage.lmdb.journal import Journal, header_of
+from storage.lmdb.journal import PAGE, Journal, header_of
 from storage.lmdb.layout import (
     CHECKPOINT,
     SEGMENT_USE,
@@ -54,15 +54,15 @@ class TailFrame(NamedTuple):
 class Tail(NamedTuple):
     """What follows the checkpoint: whole appends and damage, and where the journal ends.
 
-    `headers` are those of the segments behind the one of the checkpoint, as far as they are
-    readable. `next_number` is that of the next new segment. `damaged` are files without anything
-    readable, which are no part of the journal.
+    `is_left` is whether nothing may be written to the segment of the end, since it is damaged.
+    `next_number` is that of the next new segment. `damaged` are files without anything readable,
+    which are no part of the journal.
     """
 
     found: list[TailFrame]
     damage: list[tuple[int, Damage]]
     end: Place
-    headers: Mapping[int, SegmentHeader | None]
+    is_left: bool
     next_number: int
     damaged: list[int]
 
@@ -100,14 +100,8 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
         for slot in slots_of(txn, databases, names, tail.found):
             state.pending.add(slot.log_id, [SLOT.pack(*slot)])
         state.damaged.update(tail.damaged)
-        end = tail.end
-        is_of_checkpoint = end.segment == checkpoint.segment
-        journal.continue_at(
-            end,
-            tail.next_number,
-            checkpoint.at if is_of_checkpoint else 0,
-            is_left=not is_of_checkpoint and tail.headers[end.segment] is None,
-        )
+        durable_to = checkpoint.at if tail.end.segment == checkpoint.segment else 0
+        journal.continue_at(tail.end, tail.next_number, durable_to, tail.is_left)
 
     environment.read(load)
     if state.pending.count:
@@ -136,7 +130,7 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
     damaged: list[int] = []
     while numbers and headers[numbers[-1]] is None:
         segment = numbers[-1]
-        data = journal.read_segment(segment)
+        data, _ = journal.read_segment(segment)
         if next(search(journal.mark, segment, data, 0), None) is not None:
             break
         numbers.pop()
@@ -155,9 +149,10 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         )
     found: list[TailFrame] = []
     damage: list[tuple[int, Damage]] = []
-    end = checkpoint
+    end, is_left = checkpoint, False
     for index, segment in enumerate(segments):
         if segment != checkpoint.segment and headers[segment] is None:
+            is_left = segment == segments[-1]
             log.error(
                 "the header of segment %d of the journal in %s is damaged; its entries are read",
                 segment,
@@ -165,7 +160,7 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
             )
         start = checkpoint.at if segment == checkpoint.segment else SEGMENT_HEADER.size
         following = headers[segments[index + 1]] if index + 1 < len(segments) else None
-        data, durable_to = journal.read_segment(segment), 0
+        (data, unreadable), durable_to = journal.read_segment(segment), 0
         if following is not None:
             # Behind this may be frames of a write that failed.
             durable_to = max(following.previous_end, start)
@@ -173,7 +168,16 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         parsed = parse(journal.mark, segment, data, start, durable_to)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
         appends, at = whole_appends(parsed, start)
-        if segment == segments[-1] and data[at:].strip(b"\0"):
+        if segment == segments[-1] and unreadable and unreadable[-1] + PAGE > at:
+            is_left = True
+            log.error(
+                "the end of the journal in %s cannot be read, segment %d from %d: the last records "
+                "before the crash may be missing. The file is not changed",
+                journal.directory,
+                segment,
+                at,
+            )
+        elif segment == segments[-1] and data[at:].strip(b"\0"):
             log.info(
                 "segment %d of the journal in %s has an interrupted write at %d, which is cut off",
                 segment,
@@ -182,7 +186,7 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
             )
         found += [TailFrame(segment, *one) for one in appends]
         end = Place(segment, at)
-    return Tail(found, damage, end, headers, next_number, damaged)
+    return Tail(found, damage, end, is_left, next_number, damaged)
 
 
 def segments_in_order(

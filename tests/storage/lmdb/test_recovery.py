@@ -13,6 +13,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.files import DiskFiles
 from storage.lmdb import LmdbStore, writer
+from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import FRAME, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
 from storage.log import PartitionLog, StorageFailed
@@ -213,6 +214,43 @@ async def test_refused_frames_behind_the_end_of_a_segment_are_not_read(
     assert "damaged" not in caplog.text
 
 
+@pytest.mark.parametrize("is_whole_file", [False, True])
+@ensureDeferred
+async def test_unreadable_end_of_the_journal_is_reported_and_not_changed(
+    open_store: Opener,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_whole_file: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It cannot be known whether acknowledged records were there."""
+    store = await opened(open_store)
+    await append(await store.log("orders", 0), 5)
+    await store.close()
+    forget_index(directory)
+    contents, read = segment(directory).read_bytes(), DiskFiles.read
+    from_here = 0 if is_whole_file else SEGMENT_HEADER.size + 4 * FRAME_BYTES
+
+    def fail(files: DiskFiles, descriptor: int, length: int, position: int) -> bytes:
+        if position + length > from_here:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(files, descriptor, length, position)
+
+    monkeypatch.setattr(DiskFiles, "read", fail)
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    first = log.end_offset
+    assert 0 < first < 5 if not is_whole_file else first == 0
+    assert "segment 1" in caplog.text
+    await append(log, 2)
+    monkeypatch.undo()
+    assert bases(await everything(log)) == list(range(first + 2))
+    await store.close()
+    assert segment(directory).read_bytes() == contents
+    again = await opened(open_store)
+    assert bases(await everything(await again.log("orders", 0))) == list(range(first + 2))
+
+
 @ensureDeferred
 async def test_files_that_cannot_be_deleted_do_not_prevent_opening(
     open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +414,14 @@ async def test_store_of_format_1_is_read_and_continued(open_store: Opener, direc
     assert bases(await everything(log)) == list(range(1, 8))
     await log.retain(since=None, at_most_bytes=200)
     assert bases(await everything(log)) == [6, 7]
+
+
+def test_store_of_a_format_that_was_never_released_is_refused(directory: Path) -> None:
+    write_store_of_format_1(directory)
+    with lmdb.open(str(directory), max_dbs=10) as env, env.begin(write=True) as txn:
+        txn.put(b"format", b"2", db=env.open_db(b"meta", txn=txn))
+    with pytest.raises(StorageFailed, match="has format 2, which no release has written"):
+        LmdbEnvironment(directory, 1)
 
 
 @ensureDeferred

@@ -9,6 +9,7 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from storage.lmdb import writer as writer_module
@@ -115,6 +116,36 @@ async def test_unexpected_exception_is_logged_and_next_write_succeeds(
         await store.write(Task(broken))
     assert "RuntimeError: a bug" in caplog.text
     await store.create_topic(topic())
+
+
+@ensureDeferred
+async def test_nothing_is_written_after_a_commit_that_stays_unknown(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows, if they are on disk, refer to the place in the journal where the next would be."""
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log, table = await store.log("orders", 0), await store.table("rows")
+    assert store._environment
+    assert store._journal
+    begin = store._environment.begin
+    monkeypatch.setattr(store._environment, "begin", lambda: FailsAfterCommit(begin()))
+
+    def is_committed(txn_id: int) -> bool:
+        raise lmdb.DiskError("a simulated failure")
+
+    monkeypatch.setattr(store._environment, "is_committed", is_committed)
+    first, put = log.append([sized(0, 10)]), table.put({b"a": b"1"})
+    await until(lambda: "does not show whether the last commit was written" in caplog.text)
+    end = store._journal.end
+    later = log.append([sized(1, 10)])
+    closed = Deferred.fromCoroutine(store.close())
+    for one in (first, put, later):
+        with pytest.raises(StorageFailed):
+            await one
+    await closed
+    assert store._journal.end == end
 
 
 class FailsAfterCommit:

@@ -232,13 +232,33 @@ class FailingCommit:
         self._txn.commit()
 
 
+@dataclass
+class SecondCut:
+    """Loses power at the next operation on the disk.
+
+    In the writer thread: nothing is committed between the copies of the disk and of LMDB's file.
+    """
+
+    running: SimulatedDisk
+    folder: Path
+    to: Path
+    chance: Random
+    disk: SimulatedDisk | None = None
+
+    def cut(self, operation: str) -> None:
+        if self.disk is None:
+            self.disk = self.running.after_power_cut(self.chance)
+            self.to.mkdir()
+            shutil.copy(self.folder / "data.mdb", self.to)
+
+
 async def check(cut: Cut, chance: Random) -> None:
     """Open the store after a power cut, append, lose power again, and open it again."""
-    disk = cut.disk
-    for _ in range(2):
+    disk, folder = cut.disk, cut.folder
+    for number in range(2):
         is_full = chance.random() < 0.3
         disk.limit = disk.used if is_full else sys.maxsize
-        store = LmdbStore(cut.folder, reactor=reactor, settings=SETTINGS, files=disk)
+        store = LmdbStore(folder, reactor=reactor, settings=SETTINGS, files=disk)
         await store.open()
         for n, known in enumerate(cut.known):
             log = await store.log("orders", n)
@@ -255,8 +275,16 @@ async def check(cut: Cut, chance: Random) -> None:
             known.acknowledged[base], known.tried[base] = payload, {payload}
         rows = dict(await (await store.table("rows")).items())
         assert cut.rows.items() <= rows.items()
-        disk = disk.after_power_cut(chance)
+        later = SecondCut(disk, folder, folder.with_name(f"{folder.name}.{number}"), chance)
+        disk.before = later.cut
+        base = log.next_offset
+        payload = b"last 0 1."
+        known.tried.setdefault(base, set()).add(payload)
+        await log.append([Entry(base, base, -1, payload)])
+        disk.before = lambda operation: None
         await store.close()
+        assert later.disk
+        disk, folder = later.disk, later.to
 
 
 async def check_log(log: PartitionLog, known: KnownRecords) -> dict[int, bytes]:

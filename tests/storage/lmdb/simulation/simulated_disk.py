@@ -106,13 +106,14 @@ class SimulatedDisk:
         with self._lock:
             return sum(len(file.data) for file in self.files.values())
 
-    def open(self, path: Path) -> int:
+    def open(self, path: Path, is_new: bool) -> int:
         with self._lock:
             file = self.files.get(path.name)
             if file is None:
-                created = File()
-                self._change(path.name, created)
-                file = created
+                if not is_new:
+                    raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+                file = File()
+                self._change(path.name, file)
             descriptor = next(self._numbers)
             self._descriptors[descriptor] = file
             return descriptor
