@@ -54,7 +54,8 @@ class TailFrame(NamedTuple):
 class Tail(NamedTuple):
     """What follows the checkpoint: whole appends and damage, and where the journal ends.
 
-    `is_left` is whether nothing may be written to the segment of the end, since it is damaged.
+    `is_left` is whether nothing may be written to the segment of the end, since it is damaged or a
+    later one may have a header.
     `next_number` is that of the next new segment. `damaged` are files without anything readable,
     which are no part of the journal.
     """
@@ -128,12 +129,15 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
     headers = {number: header_of(journal, number) for number in numbers}
     next_number = max([*numbers, checkpoint.segment]) + 1
     damaged: list[int] = []
+    is_left = False
     while numbers and headers[numbers[-1]] is None:
         segment = numbers[-1]
         data, _ = journal.read_segment(segment)
         if next(search(journal.mark, segment, data, 0), None) is not None:
             break
         numbers.pop()
+        # It may have a header that will be readable after a power failure, or later.
+        is_left = True
         if segment == next_number - 1 and not data[SEGMENT_HEADER.size :].strip(b"\0"):
             # Its creation was interrupted: frames follow only when the header is durable.
             next_number = segment
@@ -149,10 +153,10 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         )
     found: list[TailFrame] = []
     damage: list[tuple[int, Damage]] = []
-    end, is_left = checkpoint, False
+    end = checkpoint
     for index, segment in enumerate(segments):
         if segment != checkpoint.segment and headers[segment] is None:
-            is_left = segment == segments[-1]
+            is_left = is_left or segment == segments[-1]
             log.error(
                 "the header of segment %d of the journal in %s is damaged; its entries are read",
                 segment,
