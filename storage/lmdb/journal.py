@@ -351,16 +351,17 @@ class Journal:
         return bytes(found), unreadable
 
     def delete(self, segment: int) -> None:
-        """Delete a segment without entries. Blocks. Raises OSError.
+        """Delete a segment without entries, durably. Blocks. Raises OSError.
 
-        Not synced: after a crash the segment has no entries, too.
+        So a file that is not in the index later was not deleted, but lost its rows.
         """
+        if segment in self.numbers:
+            with suppress(FileNotFoundError):
+                self._files.unlink(self._path(segment))
+            self._files.sync_directory(self.directory)
         with self._lock:
             self._open.pop(segment, None)
-            if segment in self.numbers:
-                with suppress(FileNotFoundError):
-                    self._files.unlink(self._path(segment))
-                self.numbers.discard(segment)
+            self.numbers.discard(segment)
 
     def close(self) -> None:
         """Close all files; those that are being read are closed afterwards."""

@@ -312,11 +312,11 @@ def review_files(journal: Journal, state: WriterState) -> None:
     """Note which files can be deleted, and report those that are missing."""
     state.review(state.segments)
     for segment in sorted(journal.numbers - state.segments.keys()):
-        if segment < state.pending.since.segment and header_of(journal, segment) is None:
+        if segment < state.pending.since.segment and not is_empty(journal, segment):
             state.damaged.add(segment)
             log.error(
-                "segment %d of the journal in %s is damaged and has no entries in the index. The "
-                "file is kept, but not used",
+                "segment %d of the journal in %s was damaged, and nothing in it is in the index. "
+                "The file is kept, but not used",
                 segment,
                 journal.directory,
             )
@@ -328,3 +328,13 @@ def review_files(journal: Journal, state: WriterState) -> None:
                 segment,
                 journal.directory,
             )
+
+
+def is_empty(journal: Journal, segment: int) -> bool:
+    """Whether a segment has a header and can be read, but has no entries."""
+    data, unreadable = journal.read_segment(segment)
+    return (
+        header_of(journal, segment) is not None
+        and not unreadable
+        and next(search(journal.mark, segment, data, 0), None) is None
+    )

@@ -255,6 +255,29 @@ async def test_unreadable_end_of_the_journal_is_reported_and_not_changed(
 
 
 @ensureDeferred
+async def test_segment_that_becomes_readable_later_is_not_deleted(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = {"segment_bytes": FRAME_BYTES}
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 2)
+    await store.close()
+    forget_index(directory)
+    contents = segment(directory, 2).read_bytes()
+    damage(segment(directory, 2), 0, len(contents))
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 2)
+    await store.close()
+    segment(directory, 2).write_bytes(contents)
+    caplog.clear()
+    store = await opened(open_store, **small)
+    assert "segment 2 of the journal" in caplog.text
+    await (await store.table("rows")).put({b"k": b"v"})
+    await store.close()
+    assert segment(directory, 2).read_bytes() == contents
+
+
+@ensureDeferred
 async def test_files_that_cannot_be_deleted_do_not_prevent_opening(
     open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,8 @@ class SimulatedDisk:
 
     def unlink(self, path: Path) -> None:
         self.before("unlink")
+        if path.name not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         self._change(path.name, None)
 
     def sync_directory(self, directory: Path) -> None:
