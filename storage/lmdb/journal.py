@@ -295,7 +295,7 @@ class Journal:
         try:
             if self._is_cut:
                 self._sync()
-            else:
+            elif self._durable_to < self.end.at:
                 self._cut()
         except OSError as error:
             raise self._failed(self.end.segment, error) from error
