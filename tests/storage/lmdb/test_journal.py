@@ -258,6 +258,26 @@ async def test_entries_acknowledged_before_a_failed_flush_are_written_again(
     assert bases(await everything(log)) == [0]
 
 
+@ensureDeferred
+async def test_rows_are_committed_while_the_journal_cannot_be_written(open_store: Opener) -> None:
+    """The entries that they refer to are durable."""
+    disk = SimulatedDisk()
+    store = open_store(files=disk, index_seconds=NEVER)
+    log = await opened_log(store)
+    table = await store.table("rows")
+    await log.append([entry(0)])
+
+    def fail(operation: str) -> None:
+        raise io_error()
+
+    disk.before = fail
+    with pytest.raises(StorageFailed):
+        await log.append([entry(1)])
+    await table.put({b"k": b"v"})
+    assert await log.delete_before(1) == 1
+    assert store._state.pending.count == 0
+
+
 @pytest.mark.parametrize(("error", "is_damage"), [(errno.EMFILE, False), (errno.EIO, True)])
 @ensureDeferred
 async def test_only_errors_of_the_medium_are_reported_as_damage(
