@@ -14,6 +14,9 @@ from typing import Protocol
 
 from storage.log import Buffer
 
+FLUSH = getattr(os, "fdatasync", os.fsync)
+"""macOS has only fsync."""
+
 MOST_BUFFERS = 1000
 """Buffers per system call; the kernel's limit (IOV_MAX) is 1024."""
 
@@ -96,7 +99,7 @@ class DiskFiles:
         os.ftruncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
-        os.fdatasync(descriptor)
+        FLUSH(descriptor)
 
     def make_directory(self, path: Path) -> None:
         if not path.exists():

@@ -207,7 +207,8 @@ class LmdbEnvironment:
         if self._env is None:
             return 0
         used = int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
-        if self._allocated - used < self._held_bytes // 2:
+        can_allocate = hasattr(os, "posix_fallocate")
+        if self._allocated - used < self._held_bytes // 2 and can_allocate:
             with suppress(OSError):
                 descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
                 try:

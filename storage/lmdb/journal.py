@@ -76,13 +76,8 @@ UNREADABLE = b"\xff"
 """Stands for bytes that cannot be read. Zeros would mean that nothing was written there."""
 
 MEDIUM_ERRORS = {
-    errno.EIO,
-    errno.ENODATA,
-    errno.EBADMSG,
-    errno.EUCLEAN,
-    errno.EILSEQ,
-    errno.EREMOTEIO,
-    errno.ENOENT,
+    getattr(errno, name, errno.EIO)
+    for name in ("EIO", "ENODATA", "EBADMSG", "EUCLEAN", "EILSEQ", "EREMOTEIO", "ENOENT")
 }
 """Errors of a read that mean damage. Others, such as EMFILE, are temporary and say nothing about
 the file.
