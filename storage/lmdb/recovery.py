@@ -331,8 +331,11 @@ def review_files(journal: Journal, state: WriterState) -> None:
 
 
 def is_empty(journal: Journal, segment: int) -> bool:
-    """Whether a segment has a header and can be read, but has no entries."""
+    """Whether a segment has a header and can be read, but has no entries before its end."""
     data, unreadable = journal.read_segment(segment)
+    following = header_of(journal, segment + 1)
+    if following is not None and following.previous == segment:
+        data = data[: following.previous_end]
     return (
         header_of(journal, segment) is not None
         and not unreadable

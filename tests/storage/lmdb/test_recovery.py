@@ -278,6 +278,26 @@ async def test_segment_that_becomes_readable_later_is_not_deleted(
 
 
 @ensureDeferred
+async def test_segment_with_refused_entries_only_is_deleted(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not in the index, and the following segment says that it has no entries."""
+    small = {"segment_bytes": FRAME_BYTES}
+    store = await opened(open_store, **small)
+    await append(await store.log("orders", 0), 3)
+    await store.close()
+    mark = log_mark(directory)
+    with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
+        txn.delete(U64.pack(1), db=env.open_db(b"segments", txn=txn))
+    header = encode_segment_header(mark, SegmentHeader(2, 1, SEGMENT_HEADER.size))
+    second = segment(directory, 2).read_bytes()
+    segment(directory, 2).write_bytes(header + second[len(header) :])
+    await opened(open_store, **small)
+    assert "damaged" not in caplog.text
+    await until(lambda: not segment(directory).exists())
+
+
+@ensureDeferred
 async def test_files_that_cannot_be_deleted_do_not_prevent_opening(
     open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

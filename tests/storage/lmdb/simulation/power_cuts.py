@@ -325,7 +325,7 @@ def no_damage_reported() -> Iterator[None]:
         yield
     finally:
         recovery.removeHandler(handler)
-    assert not reported
+    assert not reported, reported
 
 
 async def run_seed(seed: int) -> int:
