@@ -51,6 +51,11 @@ def damage(path: Path, at: int, length: int = 1) -> None:
     path.write_bytes(data)
 
 
+def fail(*_: object) -> None:
+    """An operation on files that fails."""
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def log_mark(directory: Path) -> bytes:
     """The mark of the frames of a closed store."""
     with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin() as txn:
@@ -92,12 +97,15 @@ async def test_index_is_rebuilt_from_the_journal(open_store: Opener, directory: 
 
 @ensureDeferred
 async def test_entries_of_deleted_topics_are_not_recovered_and_their_files_are_deleted(
-    open_store: Opener, directory: Path
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The files stay until the store is opened again.
+    monkeypatch.setattr(DiskFiles, "unlink", fail)
     store = await opened(open_store, segment_bytes=FRAME_BYTES)
     await append(await store.log("orders", 0), 3)
     await store.delete_topic("orders")
     await store.close()
+    monkeypatch.undo()
     forget_index(directory)
     again = await opened(open_store)
     log = await again.log("orders", 0)
@@ -304,10 +312,6 @@ async def test_files_that_cannot_be_deleted_do_not_prevent_opening(
     store = await opened(open_store, segment_bytes=FRAME_BYTES)
     log = await store.log("orders", 0)
     await append(log, 5)
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(DiskFiles, "unlink", fail)
     await log.delete_before(5)
