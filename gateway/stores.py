@@ -39,6 +39,7 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         map_bytes=settings.lmdb_initial_map_bytes,
         tail_bytes=settings.lmdb_resident_bytes,
         queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
+        sync_appends=settings.log_flush == "fsync",
     )
     return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
 

@@ -1,8 +1,8 @@
-"""Settings: The embedded store (LMDB)."""
+"""Settings: The embedded store (LMDB and a journal)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 from pydantic_settings import NoDecode
@@ -34,5 +34,15 @@ class EmbeddedStoreSettings(BaseModel):
         description=(
             "Size of the in-memory cache of the newest batches, so that consumers at the end of "
             "the log need no disk reads."
+        ),
+    )
+    log_flush: Literal["fsync", "os"] = Field(
+        "fsync",
+        description=(
+            "When records of the embedded store are acknowledged: `fsync` when they are on disk, "
+            "`os` when the operating system has them, as Kafka does by default. With `os`, a power "
+            "failure or a crash of the operating system loses up to about a second of acknowledged "
+            "records; the end of the gateway alone loses nothing. Topics, offsets and groups are "
+            "on disk in both cases."
         ),
     )

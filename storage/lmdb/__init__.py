@@ -1,4 +1,4 @@
-"""The embedded store: topics, partition logs and tables in one LMDB file.
+"""The embedded store: records in a journal, their index, topics and tables in one LMDB file.
 
 A single thread writes; it syncs before anything is acknowledged. May import the modules of
 `storage`; only this folder imports lmdb.

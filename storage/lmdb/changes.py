@@ -12,7 +12,6 @@ from typing import Any
 from storage.lmdb.layout import (
     ALL_OFFSETS,
     LOG_ROW,
-    SLOT,
     SLOT_PREFIX,
     U32,
     U64,
@@ -21,21 +20,38 @@ from storage.lmdb.layout import (
     TopicRow,
     decode_topic,
     encode_topic,
+    key_of,
     slot_of,
 )
-from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
+from storage.lmdb.queries import LogCursor, last_slot, log_row, retained_from, slot_at, slots_from
 from storage.lmdb.write_burst import Burst, DurableLog
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
 
 
 def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
-    """Load the state of a partition log from disk. Raises UnknownTopic."""
-    log_ids = find_topic(burst, topic).log_ids
-    if not 0 <= partition < len(log_ids):
-        raise UnknownTopic(f"topic {topic} has no partition {partition}")
-    log_id = log_ids[partition]
-    row = log_row(burst.txn, burst.databases["logs"], log_id)
-    with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+    """Load the state of a partition log from disk. Raises UnknownTopic, StorageFailed."""
+
+    def load(txn: Any) -> DurableLog:
+        log_ids = find_topic(txn, burst.databases, topic).log_ids
+        if not 0 <= partition < len(log_ids):
+            raise UnknownTopic(f"topic {topic} has no partition {partition}")
+        log_id = log_ids[partition]
+        return burst.open_log(log_id) or load_log(
+            txn, burst.databases, log_id, burst.pending_rows(log_id)
+        )
+
+    log = burst.view(load)
+    burst.add_log(log)
+    return log
+
+
+def load_log(
+    txn: Any, databases: Mapping[str, Any], log_id: int, pending: Sequence[bytes] = ()
+) -> DurableLog:
+    """The state of a log as committed, with the rows that are pending."""
+    row = log_row(txn, databases["logs"], log_id)
+    with txn.cursor(db=databases["entries"]) as committed:
+        cursor = LogCursor(committed, log_id, pending) if pending else committed
         last = last_slot(cursor, log_id)
         first = slot_at(cursor, log_id, row.start_offset)
     if last and last.last_offset >= row.end_offset:
@@ -43,9 +59,7 @@ def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
     else:
         end, running, position = row.end_offset, row.running_timestamp, row.position
     size = position - (first.position - first.size) - row.shrunk if first else 0
-    log = DurableLog(log_id, row.start_offset, end, running, position, size)
-    burst.add_log(log)
-    return log
+    return DurableLog(log_id, row.start_offset, end, running, position, size)
 
 
 def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
@@ -122,22 +136,15 @@ def replace_entries(
             )
         running, position = running_values_before(cursor, log_id, first)
         for slot in gone:
-            burst.txn.delete(SLOT.pack(*slot), db=burst.databases["entries"])
+            burst.txn.delete(key_of(slot), db=burst.databases["entries"])
+            burst.segments.remove(slot)
             log.size -= slot.size
         for entry in entries:
             size = len(entry.payload)
             position += size
             running = max(running, entry.max_timestamp)
-            slot = Slot(
-                log_id,
-                entry.base_offset,
-                entry.last_offset,
-                entry.max_timestamp,
-                running,
-                position,
-                size,
-            )
-            cursor.put(SLOT.pack(*slot), entry.payload)
+            slot = burst.place(log_id, entry, running, position)
+            cursor.put(key_of(slot), b"")
             log.size += size
         start = slot_at(cursor, log_id, log.start_offset)
     put_log_row(burst, log, start, max(row.compacted_to, last + 1))
@@ -165,7 +172,7 @@ def create_topic(burst: Burst, topic: Topic) -> TopicRow:
 
 def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
     """Update configs and add partitions. Raises UnknownTopic, ValueError."""
-    current = find_topic(burst, topic.name)
+    current = find_topic(burst.txn, burst.databases, topic.name)
     more = topic.partitions - current.topic.partitions
     if more < 0 or topic.topic_id != current.topic.topic_id:
         raise ValueError(
@@ -179,7 +186,7 @@ def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
 
 def delete_topic(burst: Burst, name: str) -> None:
     """Delete the topic and its log rows, and mark its entries to be freed. Raises UnknownTopic."""
-    row = find_topic(burst, name)
+    row = find_topic(burst.txn, burst.databases, name)
     burst.txn.delete(name.encode(), db=burst.databases["topics"])
     for log_id in row.log_ids:
         burst.txn.delete(U64.pack(log_id), db=burst.databases["logs"])
@@ -187,8 +194,8 @@ def delete_topic(burst: Burst, name: str) -> None:
         burst.free(log_id, ALL_OFFSETS)
 
 
-def find_topic(burst: Burst, name: str) -> TopicRow:
-    value = burst.txn.get(name.encode(), db=burst.databases["topics"])
+def find_topic(txn: Any, databases: Mapping[str, Any], name: str) -> TopicRow:
+    value = txn.get(name.encode(), db=databases["topics"])
     if value is None:
         raise UnknownTopic(f"no topic {name}")
     return decode_topic(name, value)
@@ -197,7 +204,7 @@ def find_topic(burst: Burst, name: str) -> TopicRow:
 def open_table(burst: Burst, name: str) -> int:
     """The id of the table, assigned now if the table is new."""
     names = burst.databases["table_names"]
-    value = burst.txn.get(name.encode(), db=names)
+    value = burst.view(lambda txn: txn.get(name.encode(), db=names))
     if value is not None:
         return int(U32.unpack(value)[0])
     (table_id,) = new_ids(burst, b"next_table_id", 1)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
-import sys
+import secrets
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,7 +18,8 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from storage.lmdb.layout import DATABASES, FORMAT
+from storage.lmdb.frames import MARK_BYTES
+from storage.lmdb.layout import DATABASES, FORMAT, UNRELEASED_FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 
 T = TypeVar("T")
@@ -28,10 +28,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 MIN_MAP_BYTES = MIB
 """A smaller map cannot hold the empty databases."""
-
-MIN_GROWTH_BYTES = MIB
-"""Growth of the map for a deletion on a full disk, which needs some pages of the tree."""
-
 
 REOPEN_SECONDS = 5.0
 """How long a read waits for an environment to be reopened after MDB_PANIC.
@@ -84,16 +80,16 @@ class LmdbEnvironment:
     Only the writer thread uses write transactions.
     """
 
-    def __init__(self, directory: Path, map_bytes: int, reserve_bytes: int = 0) -> None:
+    def __init__(self, directory: Path, map_bytes: int, held_bytes: int = 0) -> None:
         """Lock and open `directory`, creating it if missing. Blocks.
 
         Raises StoreInUse, StoreTooNew, StorageFailed.
         """
         self.directory = directory
-        self._reserve_bytes = reserve_bytes
-        self.is_disk_low = False
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, MIN_MAP_BYTES)
+        self._held_bytes = held_bytes
+        self._allocated = 0
         self._map_lock = MapLock()
         self._reopened = threading.Condition()
         self._is_rolled_back = False
@@ -141,10 +137,20 @@ class LmdbEnvironment:
         self._env = env
 
     def _check_format(self, txn: Any, meta: Any) -> None:
-        """Write the format to a new store; refuse a newer one before changing anything."""
+        """Write the format to a new or older store; refuse a newer one before changing anything.
+
+        A store of format 1 has entries in LMDB, which stay there until they are deleted.
+        """
         written = txn.get(b"format", db=meta)
+        if written is not None and int(written) == UNRELEASED_FORMAT:
+            raise StorageFailed(
+                f"the store in {self.directory} has format {UNRELEASED_FORMAT}, which no release "
+                "has written: use another directory"
+            )
         if written is None:
             txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
+        if written is None or int(written) < FORMAT:
+            txn.put(b"journal_mark", secrets.token_bytes(MARK_BYTES), db=meta)
             txn.put(b"format", str(FORMAT).encode(), db=meta)
         elif int(written) > FORMAT:
             raise StoreTooNew(
@@ -193,52 +199,32 @@ class LmdbEnvironment:
                         f"cannot read the store in {self.directory}: {given_up}"
                     ) from given_up
 
-    def limit_growth(self, incoming: int) -> None:
-        """Forbid growth of the file if appends of `incoming` bytes would use up the disk.
+    def hold_room(self) -> int:
+        """Allocate disk space behind the last page, and return how much there is. Blocks.
 
-        Call it before the appends. LMDB needs new pages even to delete, so nothing could be deleted
-        on a completely full disk; `reserve_bytes` are left for that. Appends then only use free
-        pages in the file, and fail with MapFullError before anything is written.
+        On a disk that other files have filled, entries can still be deleted. For the writer thread.
         """
         if self._env is None:
-            return
-        self.is_disk_low = self.free_bytes() < self._reserve_bytes + 2 * incoming
-        if self.is_disk_low:
-            info = self._env.info()
-            used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
-            if info["map_size"] > used:
-                self._resize(used)
+            return 0
+        used = int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
+        can_allocate = hasattr(os, "posix_fallocate")
+        if self._allocated - used < self._held_bytes // 2 and can_allocate:
+            with suppress(OSError):
+                descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    os.posix_fallocate(descriptor, used, self._held_bytes)
+                    self._allocated = used + self._held_bytes
+                finally:
+                    os.close(descriptor)
+        return max(self._allocated - used, 0)
 
-    def free_bytes(self) -> int:
-        """Bytes by which the file may grow: free space of the volume or RLIMIT_FSIZE.
-
-        Unlimited if the volume does not report its free space.
-        """
-        try:
-            volume = os.fstatvfs(self._lock)
-            written = (self.directory / "data.mdb").stat().st_size
-        except OSError:
-            return sys.maxsize
-        room = volume.f_bavail * volume.f_frsize
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        return room if limit == resource.RLIM_INFINITY else min(room, limit - written)
-
-    def grow(self, for_appends: bool) -> None:
+    def grow(self) -> None:
         """Enlarge the map so that the failed write can be retried. No write transaction may be
         open.
 
-        The map grows by half, at least 1 GiB. On a low disk it grows by MIN_GROWTH_BYTES for
-        deletions, and not at all for appends: raises lmdb.MapFullError.
+        The map grows by half, at least 1 GiB. The file only grows by the pages that are used.
         """
-        if not self.is_disk_low:
-            self._resize(max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB))
-        elif for_appends:
-            raise lmdb.MapFullError(
-                f"the disk is full: {self.free_bytes()} bytes are left, "
-                f"{self._reserve_bytes} bytes are reserved for deletions"
-            )
-        else:
-            self._resize(self._map_bytes + MIN_GROWTH_BYTES)
+        self._resize(max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB))
 
     def _resize(self, map_bytes: int) -> None:
         with self._map_lock.exclusive():
@@ -278,7 +264,7 @@ class LmdbEnvironment:
                     txn.put(b"settled", uuid.uuid4().bytes, db=self.databases["meta"])
                 return
             except lmdb.MapFullError:
-                self._resize(self._map_bytes + MIN_GROWTH_BYTES)
+                self.grow()
 
     def _is_usable(self) -> bool:
         try:

@@ -2,16 +2,19 @@
 
 | database | key | value |
 |---|---|---|
-| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `last_freed` |
+| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `journal_mark`, `journal` |
 | topics | topic name | JSON: id, configs, log id of each partition |
 | logs | log id | `LogRow`; only if something was deleted or compacted |
-| entries | `Slot`, 52 bytes | the payload and nothing else |
+| entries | `Slot`, 64 bytes, with the place of the payload in the journal | nothing |
+| entries | `Slot`, 52 bytes, of an entry stored in format 1 | the payload and nothing else |
 | freeing | log id | the offset below which entries are to be freed |
+| segments | number of a segment of the journal | `SegmentUse` |
 | table_names | table name | table id |
 | tables | table id, row key | row value |
 
-An entry's metadata is in its key. Searches by offset, time or size therefore read keys only, and
-payloads are stored and read without a header. Log ids are never reused.
+An entry's metadata is in its key. Searches by offset, time or size therefore read keys only. The
+journal (`frames.py`) has the payloads; `journal` in `meta` is the `Place` up to which `entries` has
+its frames. Log ids are never reused.
 """
 
 from __future__ import annotations
@@ -23,16 +26,31 @@ from typing import NamedTuple
 
 from storage.log import Topic
 
-FORMAT = 1
-DATABASES = ("meta", "topics", "logs", "entries", "freeing", "table_names", "tables")
+FORMAT = 3
+UNRELEASED_FORMAT = 2
+"""Of a journal that was never in a release."""
+
+DATABASES = (
+    "meta",
+    "topics",
+    "logs",
+    "entries",
+    "freeing",
+    "segments",
+    "table_names",
+    "tables",
+)
 ALL_OFFSETS = (1 << 64) - 1
 
 U32 = Struct(">I")
 U64 = Struct(">Q")
 SLOT_PREFIX = Struct(">QQ")
-SLOT = Struct(">QQQqqQI")
-SLOT_FIELDS = Struct(">QQQq16xI")
-"""The fields of a slot that make up an `Entry`: log id, base and last offset, timestamp, size."""
+INLINE_SLOT = Struct(">QQQqqQI")
+"""The key of an entry of format 1: `Slot` without a place, since the value is the payload."""
+
+SLOT = Struct(">QQQqqQIQI")
+CHECKPOINT = Struct(">QI")
+SEGMENT_USE = Struct(">QQI")
 
 LOG_ROW = Struct(">QQqQqQ")
 
@@ -52,6 +70,29 @@ class Slot(NamedTuple):
     running_timestamp: int
     position: int
     size: int
+    segment: int = 0
+    at: int = 0
+
+
+Row = tuple[Slot, bytes | None]
+"""A slot, and the payload if it is stored with it."""
+
+
+class SegmentUse(NamedTuple):
+    """Bytes of frames written to a segment of the journal; those that still belong to an entry, and
+    their number. Frames that `entries` does not have yet do not count.
+    """
+
+    written_bytes: int = 0
+    live_bytes: int = 0
+    live_frames: int = 0
+
+
+class Place(NamedTuple):
+    """A position in the journal. There is no segment 0."""
+
+    segment: int = 0
+    at: int = 0
 
 
 class LogRow(NamedTuple):
@@ -79,7 +120,13 @@ class TopicRow:
 
 
 def slot_of(key: bytes) -> Slot:
-    return Slot._make(SLOT.unpack(key))
+    if len(key) == SLOT.size:
+        return Slot._make(SLOT.unpack(key))
+    return Slot(*INLINE_SLOT.unpack(key))
+
+
+def key_of(slot: Slot) -> bytes:
+    return SLOT.pack(*slot) if slot.segment else INLINE_SLOT.pack(*slot[:7])
 
 
 def encode_topic(row: TopicRow) -> bytes:

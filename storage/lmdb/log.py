@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
-from storage.lmdb.layout import LogRow, Slot
+from storage.lmdb.layout import LogRow, Row, Slot
 from storage.lmdb.write_burst import Append, Burst, DurableLog, StoreAccess, Task
 from storage.log import (
     LOG_CLOSED,
@@ -36,9 +36,13 @@ class LmdbLog:
     never diverge.
     """
 
-    def __init__(self, store: StoreAccess, durable: DurableLog, leader_epoch: int) -> None:
+    def __init__(
+        self, store: StoreAccess, durable: DurableLog, leader_epoch: int, name: str
+    ) -> None:
+        """`name` is that of the partition, for error messages."""
         self.leader_epoch = leader_epoch
         self._store = store
+        self._name = name
         self._log_id = durable.log_id
         self._start_offset = durable.start_offset
         self._end_offset = self._next_offset = durable.end_offset
@@ -115,8 +119,10 @@ class LmdbLog:
         if resident is not None:
             return resident
         log_id, end = self._log_id, self._end_offset
-        entries: list[Entry] = await self._query(
-            lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes)
+        entries = await self._store.read_entries(
+            log_id,
+            lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes),
+            self._name,
         )
         self.status.check_open()
         # The entries may have been deleted during the read.
@@ -168,18 +174,24 @@ class LmdbLog:
             self.status.check_open()
             start = self._start_offset
             slot = await search(start, self._end_offset)
-            entry: Entry | None = (
-                None
-                if slot is None
-                else await self._query(partial(queries.entry_of_slot, slot=slot))
-            )
+            entry = None if slot is None else await self._entry_of(slot)
             if start == self._start_offset and (entry is None) is (slot is None):
                 self.status.check_open()
                 return entry
 
+    async def _entry_of(self, slot: Slot) -> Entry | None:
+        """The entry of `slot`; None if it was deleted or replaced."""
+
+        def find(cursor: Any) -> list[Row]:
+            row = queries.row_of_slot(cursor, slot)
+            return [] if row is None else [row]
+
+        entries = await self._store.read_entries(self._log_id, find, self._name)
+        return entries[0] if entries else None
+
     def _query(self, query: Callable[[Any], Any]) -> Deferred[Any]:
         """Run `query` with a cursor on the entries in a worker thread."""
-        return self._store.query("entries", query)
+        return self._store.query_log(self._log_id, lambda cursor, _: query(cursor))
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         if 0 <= leader_epoch <= self.leader_epoch:

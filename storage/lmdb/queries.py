@@ -1,16 +1,74 @@
-"""Searches with a cursor on the `entries` database. A payload is read only when returned.
+"""Searches with a cursor on the `entries` database. They read keys only.
 
-They run within a transaction, in a worker thread or the writer thread. A cursor without the flag
-`buffers` returns copies.
+They run within a transaction, in a worker thread or the writer thread. In a worker thread rows may
+be pending that LMDB does not have yet: then the cursor is a `LogCursor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from storage.lmdb.layout import LOG_ROW, SLOT_FIELDS, SLOT_PREFIX, U64, LogRow, Slot, slot_of
-from storage.log import Entry
+from storage.lmdb.layout import LOG_ROW, SLOT_PREFIX, U64, LogRow, Row, Slot, slot_of
+
+
+class LogCursor:
+    """A cursor on the rows of one log: those of LMDB, and pending ones behind them.
+
+    It has the methods of LMDB's cursor that the searches use. `pending` are keys in order, all
+    greater than those that LMDB has of this log.
+    """
+
+    def __init__(self, cursor: Any, log_id: int, pending: Sequence[bytes]) -> None:
+        self._cursor = cursor
+        self._log_id = log_id
+        self._pending = pending
+        self._index = -1
+        """The position in `_pending`; -1 while LMDB's cursor is used."""
+
+    def key(self) -> bytes:
+        return self._pending[self._index] if self._index >= 0 else bytes(self._cursor.key())
+
+    def value(self) -> bytes:
+        return b"" if self._index >= 0 else bytes(self._cursor.value())
+
+    def set_range(self, key: bytes) -> bool:
+        self._index = -1
+        if self._cursor.set_range(key) and self._is_of_log():
+            return True
+        return self._go_to(bisect_left(self._pending, key))
+
+    def next(self) -> bool:
+        if self._index >= 0:
+            return self._go_to(self._index + 1)
+        return (self._cursor.next() and self._is_of_log()) or self._go_to(0)
+
+    def prev(self) -> bool:
+        if self._index > 0:
+            self._index -= 1
+            return True
+        if self._index == 0:
+            self._index = -1
+            return self._last_of_lmdb()
+        return bool(self._cursor.prev())
+
+    def last(self) -> bool:
+        return self._go_to(len(self._pending) - 1) or self._last_of_lmdb()
+
+    def _go_to(self, index: int) -> bool:
+        is_there = 0 <= index < len(self._pending)
+        self._index = index if is_there else -1
+        return is_there
+
+    def _is_of_log(self) -> bool:
+        """Whether LMDB's cursor is within the log or before it."""
+        return bool(SLOT_PREFIX.unpack_from(self._cursor.key())[0] <= self._log_id)
+
+    def _last_of_lmdb(self) -> bool:
+        following = SLOT_PREFIX.pack(self._log_id + 1, 0)
+        cursor = self._cursor
+        return bool(cursor.prev() if cursor.set_range(following) else cursor.last())
 
 
 def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
@@ -72,33 +130,33 @@ def bisect_slots(
     return found
 
 
-def entry_at_cursor(cursor: Any, slot: Slot) -> Entry:
-    """The entry at the cursor."""
-    return Entry(slot.base_offset, slot.last_offset, slot.timestamp, cursor.value())
+def row_of_slot(cursor: Any, slot: Slot) -> Row | None:
+    """The row of `slot`, wherever the cursor is; None if it was deleted or replaced.
 
-
-def entry_of_slot(cursor: Any, slot: Slot) -> Entry | None:
-    """The entry of `slot`, wherever the cursor is; None if it was deleted or replaced."""
-    if (
-        not cursor.set_range(SLOT_PREFIX.pack(slot.log_id, slot.base_offset))
-        or slot_of(cursor.key()) != slot
-    ):
+    It may have been moved within the journal.
+    """
+    if not cursor.set_range(SLOT_PREFIX.pack(slot.log_id, slot.base_offset)):
         return None
-    return entry_at_cursor(cursor, slot)
+    found = slot_of(cursor.key())
+    return (found, _inline_payload(cursor, found)) if found[:7] == slot[:7] else None
 
 
-def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Entry]:
-    """`PartitionLog.read`, up to `end`. The hot loop of disk reads: no generator, no `Slot`."""
-    entries: list[Entry] = []
+def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Row]:
+    """The rows of `PartitionLog.read`, up to `end`."""
+    rows: list[Row] = []
     room = max_bytes
-    if slot_at(cursor, log_id, offset):
-        for key in cursor.iternext(True, False):
-            its_log, base, last, timestamp, size = SLOT_FIELDS.unpack(key)
-            room -= size
-            if its_log != log_id or base >= end or (entries and room < 0):
-                break
-            entries.append(Entry(base, last, timestamp, cursor.value()))
-    return entries
+    slot = slot_at(cursor, log_id, offset)
+    while slot and slot.log_id == log_id and slot.base_offset < end:
+        room -= slot.size
+        if rows and room < 0:
+            break
+        rows.append((slot, _inline_payload(cursor, slot)))
+        slot = slot_of(cursor.key()) if cursor.next() else None
+    return rows
+
+
+def _inline_payload(cursor: Any, slot: Slot) -> bytes | None:
+    return None if slot.segment else bytes(cursor.value())
 
 
 def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int) -> Slot | None:

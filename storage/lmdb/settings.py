@@ -18,10 +18,37 @@ class LmdbSettings:
     """
 
     reserve_bytes: int = 64 * MIB
-    """Disk space that appends leave free.
+    """Disk space that appends leave free, and replacements and moved entries half of it.
 
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
+
+    held_bytes: int = 4 * MIB
+    """The part of the reserve that LMDB's file has already, so that others cannot take it.
+
+    Twice what a commit of `index_entries` rows needs.
+    """
+
+    sync_appends: bool = True
+    """Whether an append is on the medium when it is acknowledged, or in the page cache."""
+
+    segment_bytes: int = 64 * MIB
+    """Size of a file of the journal; less on a volume below 4 GiB, more if a burst is larger.
+
+    Space is freed by whole files, and beginning one costs two flushes.
+    """
+
+    index_entries: int = 10_000
+    """Entries whose rows wait in memory before they are committed: a commit of some 20 ms."""
+
+    index_seconds: float = 1.0
+    """How long rows wait if there are fewer. A restart after a crash reads what waited."""
+
+    index_limit: int = 200_000
+    """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""
+
+    cleaned_bytes: int = 1 * MIB
+    """Bytes of a segment that are moved or skipped at a time: appends may have to wait for it."""
 
     tail_bytes: int = 64 * MIB
     """Recently appended entries kept in memory for consumers at the end of the log.

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import lmdb
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerPool
+from storage.files import DiskFiles, Files
 from storage.lmdb import changes
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.layout import U64, LogRow, TopicRow, decode_topic
+from storage.lmdb.journal import Journal, Unreadable, read_entries
+from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
-from storage.lmdb.queries import log_row
+from storage.lmdb.queries import LogCursor, log_row
+from storage.lmdb.recovery import checkpoint_of, recover
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.table import LmdbTable
 from storage.lmdb.write_burst import (
@@ -27,16 +33,29 @@ from storage.lmdb.write_burst import (
     WriterState,
 )
 from storage.lmdb.writer import LmdbWriter
-from storage.log import LogClosed, LogStatus, StorageFailed, Topic, UnknownTopic, VolumeUsage
+from storage.log import (
+    Entry,
+    LogClosed,
+    LogStatus,
+    StorageFailed,
+    Topic,
+    UnknownTopic,
+    VolumeUsage,
+)
 from storage.shards import partition_shard
 from storage.tail import TailCache
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 MAX_NAME_BYTES = 480
 """LMDB keys are at most 511 bytes. Kafka topic names have up to 249; tenant and namespace add to
 that.
 """
+
+
+MOST_REPORTED = 1000
+"""Damaged entries that are logged only once."""
 
 
 class LmdbStore:
@@ -59,17 +78,23 @@ class LmdbStore:
         reactor: Reactor,
         settings: LmdbSettings | None = None,
         shard_count: int = 1,
+        files: Files | None = None,
     ) -> None:
+        """`files` are the journal's."""
         self.shard_count = shard_count
         self.directory = Path(directory)
         self.settings = settings or LmdbSettings()
         self.tail = TailCache(self.settings.tail_bytes)
         self.uuid = b""
         self._reactor = reactor
+        self._files = files or DiskFiles()
         self._reactor_calls = ReactorCallQueue(reactor)
         self._environment: LmdbEnvironment | None = None
         self._readers: WorkerPool | None = None
         self._writer: LmdbWriter | None = None
+        self._journal: Journal | None = None
+        self._state = WriterState()
+        self._reported: set[tuple[int, int]] = set()
         self._is_open = False
         self._queued_bytes = self._queued_operations = 0
         self._leader_epochs: dict[int, int] = {}
@@ -86,20 +111,28 @@ class LmdbStore:
         )
         state = WriterState()
 
-        def prepare() -> tuple[LmdbEnvironment, list[TopicRow]]:
+        def prepare() -> tuple[LmdbEnvironment, Journal, list[TopicRow]]:
             environment = LmdbEnvironment(
-                self.directory, self.settings.map_bytes, self.settings.reserve_bytes
+                self.directory, self.settings.map_bytes, self.settings.held_bytes
             )
             try:
-                return environment, environment.read(
-                    lambda txn: self._load(txn, environment, state)
+                mark = environment.read(
+                    lambda txn: txn.get(b"journal_mark", db=environment.databases["meta"])
                 )
+                journal = Journal(self.directory / "journal", self._files, self.settings, mark)
+                recover(environment, journal, state)
+                journal.held_bytes = environment.hold_room()
+                rows = environment.read(lambda txn: self._load(txn, environment, state))
+                return environment, journal, rows
+            except (OSError, lmdb.Error) as error:
+                environment.close()
+                raise StorageFailed(f"cannot open {self.directory}: {error}") from error
             except BaseException:
                 environment.close()
                 raise
 
         try:
-            environment, rows = await readers.run(prepare)
+            environment, journal, rows = await readers.run(prepare)
         except BaseException:
             readers.stop(lambda: None)
             raise
@@ -109,8 +142,15 @@ class LmdbStore:
         for row in rows:
             self._add_topic(row)
         self._environment, self._readers = environment, readers
+        self._journal, self._state = journal, state
         self._writer = LmdbWriter(
-            environment, self.settings, self._reactor, self._reactor_calls, state, self._deliver
+            environment,
+            journal,
+            self.settings,
+            self._reactor,
+            self._reactor_calls,
+            state,
+            self._deliver,
         )
         self._is_open = True
 
@@ -135,7 +175,9 @@ class LmdbStore:
         await self._writer.stop()
         for log in self._logs.created.values():
             log.close()
+        assert self._journal
         await self._readers.stop(self._environment.close)
+        self._journal.close()
 
     async def confirm_held(self) -> None:
         return
@@ -225,7 +267,7 @@ class LmdbStore:
 
             def keep(durable: DurableLog) -> None:
                 epoch = self._leader_epochs.get(self._shard_of(topic, partition), 0)
-                made.append(LmdbLog(self, durable, epoch))
+                made.append(LmdbLog(self, durable, epoch, f"{topic}-{partition}"))
                 self._logs.created[topic, partition] = made[0]
 
             return self.write(
@@ -340,13 +382,56 @@ class LmdbStore:
         return self._read(read)
 
     def query_log(self, log_id: int, call: Callable[[Any, LogRow], T]) -> Deferred[T]:
-        """Run `call(cursor, row)` in a worker thread: a cursor on the entries, the log's row."""
+        """Run `call(cursor, row)` in a worker thread: a cursor on the log's entries, and its row.
+
+        The cursor has the rows that are not committed yet, too.
+        """
+        # Before the transaction begins: see `PendingIndex`.
+        pending = self._state.pending
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases["entries"]) as cursor:
-                return call(cursor, log_row(txn, databases["logs"], log_id))
+                rows = pending.rows.get(log_id)
+                row = log_row(txn, databases["logs"], log_id)
+                if rows and checkpoint_of(txn, databases) == pending.since:
+                    return call(LogCursor(cursor, log_id, rows), row)
+                return call(cursor, row)
 
         return self._read(read)
+
+    async def read_entries(
+        self, log_id: int, find: Callable[[Any], list[Row]], name: str
+    ) -> list[Entry]:
+        """The entries of the rows that `find(cursor)` returns, up to the first damaged one.
+
+        `name` is that of the partition. Raises StorageFailed if the first one is damaged.
+        """
+        rows: list[Row] = await self.query_log(log_id, lambda cursor, _: find(cursor))
+        while True:
+            journal, readers = self._journal, self._readers
+            self._check_open()
+            assert journal
+            assert readers
+            try:
+                return await readers.run(partial(read_entries, journal, rows))
+            except Unreadable as failed:
+                slot = failed.slot
+                # It may have been deleted or moved meanwhile.
+                rows = await self.query_log(log_id, lambda cursor, _: find(cursor))
+                if slot not in [found for found, _ in rows]:
+                    continue
+                if failed.before:
+                    return failed.before
+                reason = (
+                    f"offsets {slot.base_offset} to {slot.last_offset} of {name} are damaged "
+                    f"(segment {slot.segment} of the journal in {self.directory}, position "
+                    f"{slot.at})"
+                )
+                if (slot.segment, slot.at) not in self._reported:
+                    if len(self._reported) < MOST_REPORTED:
+                        self._reported.add((slot.segment, slot.at))
+                    logger.error("%s", reason)
+                raise StorageFailed(reason) from failed
 
     def _read(self, call: Callable[[Any, Mapping[str, Any]], T]) -> Deferred[T]:
         environment = self._environment

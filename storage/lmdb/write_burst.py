@@ -1,23 +1,39 @@
-"""One write transaction, and the log state that the writer keeps between transactions.
+"""One burst of writes, and the state that the writer keeps between bursts.
 
-`Burst` collects the new state and `publish` makes it current after the commit. Until then a burst
-can be dropped and retried.
+`Burst` collects the new state and `publish` makes it current when everything is durable. Until then
+a burst can be dropped and retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.layout import SLOT, U64, LogRow
+from storage.lmdb.frames import FRAME
+from storage.lmdb.journal import Journal
+from storage.lmdb.layout import (
+    CHECKPOINT,
+    SEGMENT_USE,
+    SLOT,
+    U64,
+    LogRow,
+    Place,
+    Row,
+    SegmentUse,
+    Slot,
+    slot_of,
+)
 from storage.log import Entry, LogClosed, LogStatus, StorageError, StorageFailed
 from storage.tail import TailCache
 
 T = TypeVar("T")
+
+CLEANED_PART = 1 / 2
+"""A segment is cleaned if less than this part of what was written to it is left."""
 
 
 @dataclass(slots=True)
@@ -103,27 +119,162 @@ class StoreAccess(Protocol):
     def mark_changed(self, log: LogStatus, /) -> None: ...
     def query(self, database: str, call: Callable[[Any], T], /) -> Deferred[T]: ...
     def query_log(self, log_id: int, call: Callable[[Any, LogRow], T], /) -> Deferred[T]: ...
+    async def read_entries(
+        self, log_id: int, find: Callable[[Any], list[Row]], name: str, /
+    ) -> list[Entry]: ...
+
+
+class PendingIndex:
+    """Rows of `entries` that are not committed yet, per log in the order of offsets.
+
+    They continue what LMDB has up to `since`. The writer thread adds rows, any thread reads them:
+    a reader takes the rows before it begins its transaction, and leaves them out if that shows a
+    later checkpoint than `since`, because then it shows all of them.
+    """
+
+    def __init__(self, since: Place) -> None:
+        self.since = since
+        self.rows: dict[int, list[bytes]] = {}
+        self.count = 0
+
+    def add(self, log_id: int, keys: Sequence[bytes]) -> None:
+        self.rows.setdefault(log_id, []).extend(keys)
+        self.count += len(keys)
 
 
 @dataclass(slots=True)
 class WriterState:
-    """Every open log, and which entries are to be freed (log id -> all below this offset)."""
+    """What the writer keeps between bursts.
+
+    Every open log; which entries are to be freed (log id -> all below this offset); the rows that
+    are not committed; the use of each segment as committed.
+    """
 
     logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
+    pending: PendingIndex = field(default_factory=lambda: PendingIndex(Place()))
+    segments: dict[int, SegmentUse] = field(default_factory=dict)
+    unused: set[int] = field(default_factory=set)
+    """Segments without entries, whose files can be deleted."""
+
+    sparse: set[int] = field(default_factory=set)
+    """Segments with few entries."""
+
+    damaged: set[int] = field(default_factory=set)
+    """Segments that are not cleaned, and not deleted unless all of their entries were."""
+
+    forgotten: list[int] = field(default_factory=list)
+    """Segments whose files are gone, but not their rows."""
+
+    def review(self, segments: Iterable[int]) -> None:
+        """Update `unused` and `sparse` for segments whose use has changed.
+
+        Entries may still be added to the segment of the checkpoint, and to later ones: these are
+        reviewed when the checkpoint has passed them.
+        """
+        for segment in segments:
+            if segment >= self.pending.since.segment:
+                continue
+            use = self.segments.get(segment, SegmentUse())
+            self.sparse.discard(segment)
+            if not use.live_frames:
+                if use.written_bytes or segment not in self.damaged:
+                    self.unused.add(segment)
+            elif use.live_bytes < use.written_bytes * CLEANED_PART and segment not in self.damaged:
+                self.sparse.add(segment)
+
+    def forget(self, segment: int) -> None:
+        """The file of an unused segment is gone."""
+        self.unused.discard(segment)
+        self.damaged.discard(segment)
+        if self.segments.pop(segment, None):
+            self.forgotten.append(segment)
+
+
+class SegmentChanges:
+    """Changes of the use of segments within a transaction."""
+
+    def __init__(self, uses: Mapping[int, SegmentUse]) -> None:
+        self._uses = uses
+        self.changed: dict[int, SegmentUse] = {}
+
+    def add(self, slot: Slot) -> None:
+        """Count an entry that was written to the journal."""
+        written, live, frames = self._use(slot.segment)
+        size = FRAME.size + slot.size
+        self.changed[slot.segment] = SegmentUse(written + size, live + size, frames + 1)
+
+    def remove(self, slot: Slot) -> None:
+        """Count a deleted entry; no effect for one that is not in the journal."""
+        if slot.segment:
+            written, live, frames = self._use(slot.segment)
+            live -= FRAME.size + slot.size
+            self.changed[slot.segment] = SegmentUse(written, live, frames - 1)
+
+    def put(self, txn: Any, database: Any) -> None:
+        """Write what changed."""
+        for segment, use in self.changed.items():
+            txn.put(U64.pack(segment), SEGMENT_USE.pack(*use), db=database)
+
+    def _use(self, segment: int) -> SegmentUse:
+        return self.changed.get(segment) or self._uses.get(segment) or SegmentUse()
 
 
 class Burst:
-    """One write transaction. Tasks use `txn` and `databases`."""
+    """The writes of one burst: frames for the journal and, if needed, an LMDB transaction.
 
-    def __init__(self, environment: LmdbEnvironment, txn: Any, state: WriterState) -> None:
-        self.txn = txn
+    The transaction begins with all rows that are pending, so that tasks find every entry. A burst
+    of appends alone has none; its rows become pending.
+    """
+
+    def __init__(
+        self, environment: LmdbEnvironment, journal: Journal, state: WriterState, size: int
+    ) -> None:
+        """`size` is about the number of bytes that are written to the journal."""
         self.databases = environment.databases
+        self.staging = journal.stage(size)
+        self.segments = SegmentChanges(state.segments)
+        self._environment = environment
         self._state = state
+        self._txn: Any = None
         self._logs: dict[int, DurableLog] = {}
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
-        self._puts: list[tuple[bytes, Any]] = []
+        self._rows: list[tuple[int, list[bytes]]] = []
+
+    @property
+    def has_txn(self) -> bool:
+        return self._txn is not None
+
+    @property
+    def txn(self) -> Any:
+        """The transaction, begun if necessary, with the rows of all entries. Raises lmdb.Error."""
+        if self._txn is None:
+            self._txn = self._environment.begin()
+            pending = self._state.pending
+            self._put_rows(key for keys in pending.rows.values() for key in keys)
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._put_rows(key for _, keys in rows for key in keys)
+        return self._txn
+
+    def view(self, call: Callable[[Any], T]) -> T:
+        """Run `call` with a transaction that need not have the rows of entries.
+
+        Opening must succeed while nothing can be committed. Raises StorageFailed.
+        """
+        return call(self.txn) if self.has_txn else self._environment.read(call)
+
+    def pending_rows(self, log_id: int) -> Sequence[bytes]:
+        """The rows of a log that is not open, as far as the transaction of `view` lacks them."""
+        return () if self.has_txn else self._state.pending.rows.get(log_id, ())
+
+    def open_log(self, log_id: int) -> DurableLog | None:
+        """The log, if it was opened before."""
+        return None if log_id in self._closed or not self._knows(log_id) else self.log(log_id)
+
+    def _knows(self, log_id: int) -> bool:
+        return log_id in self._logs or log_id in self._state.logs
 
     def log(self, log_id: int) -> DurableLog:
         """The log as changed by this burst so far. Raises LogClosed.
@@ -152,6 +303,23 @@ class Burst:
         self.txn.put(U64.pack(log_id), U64.pack(below), db=self.databases["freeing"])
         self._freeing[log_id] = below
 
+    def place(self, log_id: int, entry: Entry, running: int, position: int) -> Slot:
+        """Write an entry to the journal whose row the caller puts; return its slot."""
+        segment, at = self.staging.place(log_id, entry)
+        slot = Slot(
+            log_id,
+            entry.base_offset,
+            entry.last_offset,
+            entry.max_timestamp,
+            running,
+            position,
+            len(entry.payload),
+            segment,
+            at,
+        )
+        self.segments.add(slot)
+        return slot
+
     def run(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Run all operations in order. A refused one does not affect the others; an lmdb.Error
         fails all.
@@ -163,21 +331,53 @@ class Burst:
                 if isinstance(operation, Append):
                     self._append(operation)
                 else:
-                    self._put_all()
                     value = operation.run(self)
             except (StorageError, ValueError) as error:
                 refusal = error
             outcomes.append((operation, value, refusal))
-        self._put_all()
+        if self.has_txn:
+            # The rows of the last appends.
+            _ = self.txn
         return outcomes
 
+    def commit(self) -> None:
+        """Commit the transaction, if there is one, with the checkpoint. Raises lmdb.Error."""
+        if self._txn is not None:
+            if self.segments.changed:
+                for segment in self._state.forgotten:
+                    self._txn.delete(U64.pack(segment), db=self.databases["segments"])
+                self.segments.put(self._txn, self.databases["segments"])
+            if self._moves_checkpoint:
+                checkpoint = CHECKPOINT.pack(*self.staging.end)
+                self._txn.put(b"journal", checkpoint, db=self.databases["meta"])
+            self._txn.commit()
+
+    @property
+    def _moves_checkpoint(self) -> bool:
+        return self.staging.end != self._state.pending.since
+
+    def abort(self) -> None:
+        if self._txn is not None:
+            self._txn.abort()
+
     def publish(self) -> None:
-        """Make the collected state current, after the commit."""
+        """Make the collected state current, after everything is durable."""
         state = self._state
         state.logs.update(self._logs)
         state.freeing.update(self._freeing)
         for log_id in self._closed:
             state.logs.pop(log_id, None)
+        if self._txn is not None:
+            if self.segments.changed:
+                state.segments.update(self.segments.changed)
+                state.forgotten.clear()
+            since = max(state.pending.since.segment, 1)
+            if self._moves_checkpoint:
+                state.pending = PendingIndex(self.staging.end)
+            state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
+        else:
+            for log_id, keys in self._rows:
+                state.pending.add(log_id, keys)
 
     def _append(self, append: Append) -> None:
         log = self.log(append.log_id)
@@ -187,28 +387,35 @@ class Burst:
                 "an append before this one failed, so its offsets would leave a gap"
             )
         log_id, running, position = log.log_id, log.running_timestamp, log.position
-        for entry in entries:
-            payload, timestamp = entry.payload, entry.max_timestamp
-            size = len(payload)
+        keys = []
+        for entry, (segment, at) in zip(entries, self.staging.append(log_id, entries), strict=True):
+            timestamp, size = entry.max_timestamp, len(entry.payload)
             position += size
             if timestamp > running:
                 running = timestamp
-            key = SLOT.pack(
-                log_id, entry.base_offset, entry.last_offset, timestamp, running, position, size
+            keys.append(
+                SLOT.pack(
+                    log_id,
+                    entry.base_offset,
+                    entry.last_offset,
+                    timestamp,
+                    running,
+                    position,
+                    size,
+                    segment,
+                    at,
+                )
             )
-            self._puts.append((key, payload))
+        self._rows.append((log_id, keys))
         log.end_offset = entries[-1].last_offset + 1
         log.running_timestamp, log.position = running, position
         log.size += append.size
 
-    def _put_all(self) -> None:
-        """Put the collected entries in key order, the cheapest order for the B+ tree."""
-        if self._puts:
-            self._puts.sort(key=entry_key)
-            with self.txn.cursor(db=self.databases["entries"]) as cursor:
-                cursor.putmulti(self._puts)
-            self._puts = []
-
-
-def entry_key(pair: tuple[bytes, Any]) -> bytes:
-    return pair[0]
+    def _put_rows(self, keys: Iterable[bytes]) -> None:
+        """Put rows in key order, the cheapest order for the B+ tree."""
+        rows = [(key, b"") for key in sorted(keys)]
+        if rows:
+            with self._txn.cursor(db=self.databases["entries"]) as cursor:
+                cursor.putmulti(rows)
+            for key, _ in rows:
+                self.segments.add(slot_of(key))

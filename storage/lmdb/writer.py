@@ -1,40 +1,52 @@
-"""The writer thread: writes queued operations in one synced transaction at a time.
+"""The writer thread: writes queued operations in bursts and makes each durable.
 
-Results are delivered to the reactor once per burst. Between bursts it frees deleted entries, a
-bounded number per transaction. These transactions are separate, since they must succeed on a disk
-that is too full for appends.
+A burst of appends is one write to the journal and one flush. Its rows are committed to LMDB later,
+with those of other bursts, or by the transaction of a burst that needs one anyway. Results are
+delivered to the reactor once per burst. Between bursts the thread frees space, a bounded amount at
+a time; this must also succeed on a disk that is too full for appends.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any
 
 import lmdb
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, ReactorCallQueue
+from storage.lmdb.cleaner import free_entries, move_entries, segment_to_clean
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.layout import SLOT_PREFIX, U64, slot_of
+from storage.lmdb.frames import SEGMENT_HEADER
+from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
-from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, WriterState
+from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, Task, WriterState
 from storage.lmdb.write_queue import WriteQueue
 from storage.log import StorageFailed
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Pause before retrying a failed write that no caller is waiting for."""
 
-ENTRY_TREE_BYTES = 200
-"""Approximate space of an append in the tree besides its payload."""
-
 UNREACHED_TXN = 1 << 64
 """A transaction id that no commit reaches."""
+
+APPENDING, WRITING = "appending", "writing"
+INDEXING, FREEING, CLEANING, DELETING = "indexing", "freeing", "cleaning", "deleting files"
+"""What may fail."""
+
+SILENT_ATTEMPTS = 3
+"""How often the last four of these may fail before it is logged.
+
+They are tried again and no caller waits for them. While something else fails, they are not logged.
+"""
 
 
 class LmdbWriter:
@@ -43,6 +55,7 @@ class LmdbWriter:
     def __init__(
         self,
         environment: LmdbEnvironment,
+        journal: Journal,
         settings: LmdbSettings,
         reactor: Reactor,
         reactor_calls: ReactorCallQueue,
@@ -50,6 +63,7 @@ class LmdbWriter:
         deliver: Callable[[list[Outcome]], None],
     ) -> None:
         self._environment = environment
+        self._journal = journal
         self._settings = settings
         self._reactor_calls = reactor_calls
         self._state = state
@@ -57,10 +71,14 @@ class LmdbWriter:
         self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
         self._queue = WriteQueue(reactor, settings, self._bursts.put)
         self._freeing_entries = settings.freeing_entries
-        self._freeing_pause = 0.0
+        self._retry_at = 0.0
+        self._pending_since = 0.0
+        self._cleaned = 0, 0
+        self._is_unresolved = False
         self._is_stopping = threading.Event()
         self._ended: Deferred[None] = Deferred()
         self._failing: set[str] = set()
+        self._attempts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
         self._thread.start()
 
@@ -82,23 +100,18 @@ class LmdbWriter:
     def _work(self) -> None:
         while True:
             try:
-                # Free entries while there is nothing to write; after a failure, only after a pause.
-                operations = (
-                    self._bursts.get(timeout=self._freeing_pause)
-                    if self._state.freeing
-                    else self._bursts.get()
-                )
+                operations = self._bursts.get(timeout=self._idle_seconds())
             except Empty:
-                self._free_deleted_entries()
+                self._tidy()
                 continue
             if operations is None:
+                self._commit_pending()
                 self._reactor_calls.post(lambda: self._ended.callback(None))
                 return
             self._write_and_deliver(operations)
             # No reference is kept while the thread waits for the next burst.
             del operations
-            if self._state.freeing:
-                self._free_deleted_entries()
+            self._tidy()
 
     def _write_and_deliver(self, operations: Sequence[Operation]) -> None:
         outcomes = self._write(operations)
@@ -112,99 +125,124 @@ class LmdbWriter:
             self._queue.outcomes_delivered()
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write one burst. If the medium refuses it, its appends fail and the other operations are
-        retried without them.
+        """Write one burst. If a medium refuses it, the operations that need this medium fail and
+        the others are retried without them: appends need the journal, tasks LMDB.
         """
         has_appends = any(isinstance(one, Append) for one in operations)
-        what = "appending" if has_appends else "writing"
+        has_tasks = not all(isinstance(one, Append) for one in operations)
         try:
+            if has_appends:
+                self._limit_pending()
             outcomes = self._commit(operations)
         except Exception as error:  # noqa: BLE001 - a bug fails this burst, not the writer thread
-            reason = self._failed(what, error)
-            rest = [one for one in operations if not isinstance(one, Append)]
-            is_retried = has_appends and rest and isinstance(error, lmdb.Error)
-            written = (
-                {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
-            )
+            fails_appends = isinstance(error, JournalFailed) or not has_tasks
+            reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
+            written: dict[int, Outcome] = {}
+            if has_appends and has_tasks and isinstance(error, JournalFailed | lmdb.Error):
+                rest = [one for one in operations if isinstance(one, Append) is not fails_appends]
+                written = {id(outcome[0]): outcome for outcome in self._write(rest)}
             # A separate exception each: one raised by thousands of callers would collect all their
             # tracebacks.
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        # Appends behind a refused one are refused without being written, and an empty transaction
-        # succeeds on any medium: neither shows that writing works again.
-        if any(
-            error is None and isinstance(one, Append) is has_appends for one, _, error in outcomes
-        ):
-            self._succeeded(what)
+        # An append behind a failed one is refused without being written: that does not show that
+        # writing works again.
+        succeeded = [one for one, _, error in outcomes if error is None]
+        if has_appends and any(isinstance(one, Append) for one in succeeded):
+            self._succeeded(APPENDING)
+        if has_tasks and not all(isinstance(one, Append) for one in succeeded):
+            self._succeeded(WRITING)
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
         """Return the error message for callers; log only the first of consecutive failures."""
         directory = self._environment.directory
-        if not isinstance(error, lmdb.Error):
+        if not isinstance(error, lmdb.Error | JournalFailed | OSError):
             log.exception("%s to %s failed, which is a bug", what, directory)
-        elif what not in self._failing:
+        elif what not in self._failing and self._is_worth_a_line(what):
             self._failing.add(what)
             log.error(
-                "%s to %s fails: %s; clients receive errors until it succeeds, reads continue",
+                "%s to %s fails: %s; %s, reads continue",
                 what,
                 directory,
                 error,
+                "clients receive errors until it succeeds"
+                if what in (APPENDING, WRITING)
+                else "it is tried again every second",
             )
         return f"cannot write to {directory}: {error}"
 
+    def _is_worth_a_line(self, what: str) -> bool:
+        if what in (APPENDING, WRITING):
+            return True
+        self._attempts[what] += 1
+        return not self._failing and self._attempts[what] > SILENT_ATTEMPTS
+
     def _succeeded(self, what: str) -> None:
+        self._attempts.pop(what, None)
         if what in self._failing:
             self._failing.remove(what)
             log.warning("%s to %s succeeds again", what, self._environment.directory)
 
+    def _limit_pending(self) -> None:
+        """Commit the rows that are pending if they are too many. Raises lmdb.Error."""
+        if self._state.pending.count >= self._settings.index_limit:
+            self._commit([Task(begin_transaction)])
+
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Run all operations in one transaction. Raises lmdb.Error if nothing was stored."""
+        """Run all operations, make them durable and return the outcomes.
 
-        def write(txn: Any) -> tuple[Burst, list[Outcome]]:
-            burst = Burst(self._environment, txn, self._state)
-            return burst, burst.run(operations)
-
-        incoming = sum(one.size + ENTRY_TREE_BYTES for one in operations if isinstance(one, Append))
-        burst, outcomes = self._transact(write, incoming)
-        burst.publish()
-        return outcomes
-
-    def _transact(self, write: Callable[[Any], T], incoming: int = 0) -> T:
-        """Run `write`, commit, sync, and return its result; runs it again after growing the map.
-
-        `incoming` is about the number of bytes that appends need; 0 without appends, in which case
-        the disk's reserve may be used.
+        Raises JournalFailed or lmdb.Error if nothing was stored.
         """
-        if incoming:
-            self._environment.limit_growth(incoming)
+        if self._is_unresolved:
+            # Its rows may refer to what would be overwritten in the journal.
+            raise lmdb.Error("it is unknown whether the last commit was written")
+        size = sum(one.size for one in operations)
         while True:
-            txn, txn_id = self._begin(), None
+            burst = Burst(self._environment, self._journal, self._state, size)
             try:
-                result = write(txn)
-                txn_id = txn.id()
-                txn.commit()
+                outcomes = self._write_burst(burst, operations)
             except lmdb.MapFullError:
-                txn.abort()
-                self._environment.grow(for_appends=incoming > 0)
-            except lmdb.Error:
-                txn.abort()
-                if txn_id is None or not self._resolve_commit(txn_id):
-                    raise
-                return result
-            except BaseException:
-                txn.abort()
-                raise
+                self._environment.grow()
             else:
-                return result
+                if not self._state.pending.count:
+                    self._pending_since = monotonic()
+                burst.publish()
+                if burst.has_txn:
+                    self._journal.held_bytes = self._environment.hold_room()
+                return outcomes
 
-    def _begin(self) -> Any:
+    def _write_burst(self, burst: Burst, operations: Sequence[Operation]) -> list[Outcome]:
+        """Write the frames and commit the transaction, if there is one."""
+        txn_id = None
         try:
-            return self._environment.begin()
-        except lmdb.Error:
-            self._resolve_commit(UNREACHED_TXN)
-            return self._environment.begin()
+            outcomes = burst.run(operations)
+            if burst.staging.buffers:
+                self._journal.write(burst.staging)
+            if burst.has_txn:
+                # Rows are committed only if their entries are durable.
+                self._journal.sync()
+                txn_id = burst.txn.id()
+                burst.commit()
+        except lmdb.Error as error:
+            burst.abort()
+            is_full = isinstance(error, lmdb.MapFullError)
+            if txn_id is None:
+                # The environment may have to be opened again.
+                if not is_full:
+                    self._resolve_commit(UNREACHED_TXN)
+                self._journal.retract(burst.staging)
+                raise
+            if is_full or not self._resolve_commit(txn_id):
+                self._journal.retract(burst.staging)
+                raise
+        except BaseException:
+            burst.abort()
+            self._journal.retract(burst.staging)
+            raise
+        self._journal.advance(burst.staging)
+        return outcomes
 
     def _resolve_commit(self, txn_id: int) -> bool:
         """Whether the commit of `txn_id`, which raised, is on disk. Nothing can be written until
@@ -222,55 +260,119 @@ class LmdbWriter:
                     RETRY_SECONDS,
                 )
                 if self._is_stopping.wait(RETRY_SECONDS):
+                    self._is_unresolved = True
                     raise
+
+    def _idle_seconds(self) -> float | None:
+        """How long to wait for the next burst before there is something else to do."""
+        has_work = self._state.freeing or self._state.unused or self._state.sparse
+        if not has_work and not self._state.pending.count:
+            return None
+        now = monotonic()
+        if has_work:
+            return max(self._retry_at - now, 0.0)
+        due = self._pending_since + self._settings.index_seconds
+        return max(due - now, self._retry_at - now, 0.0)
+
+    def _tidy(self) -> None:
+        """Do one of: delete a file, commit rows that are due, free entries, clean a segment.
+
+        Files are first: deleting them needs no space. After a failure, only after a pause.
+        """
+        now = monotonic()
+        if now < self._retry_at:
+            return
+        pending = self._state.pending.count
+        if self._state.unused and self._attempt(DELETING, self._delete_file):
+            return
+        if pending and (
+            pending >= self._settings.index_entries
+            or now - self._pending_since >= self._settings.index_seconds
+        ):
+            self._commit_pending()
+        elif self._state.freeing:
+            self._free_deleted_entries()
+        elif self._state.sparse:
+            self._attempt(CLEANING, self._clean)
+
+    def _attempt(self, what: str, call: Callable[[], None]) -> bool:
+        """Run `call`; if it fails, log that and pause. Returns whether it succeeded."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - as in _write
+            self._failed(what, error)
+            self._retry_at = monotonic() + RETRY_SECONDS
+            return False
+        self._succeeded(what)
+        return True
+
+    def _commit_pending(self) -> None:
+        if self._state.pending.count:
+            self._attempt(INDEXING, lambda: self._run(begin_transaction))
+
+    def _run(self, call: Callable[[Burst], Any]) -> Any:
+        """Run a task that no caller waits for and return its result."""
+        ((_, value, refusal),) = self._commit([Task(call)])
+        if refusal is not None:
+            raise refusal
+        return value
 
     def _free_deleted_entries(self) -> None:
         """Free a bounded number of deleted entries; fewer after a failure, since freeing needs
         pages too.
         """
         log_id, below = next(iter(self._state.freeing.items()))
-        try:
-            is_done = self._transact(
-                lambda txn: free_entries(
-                    txn, self._environment.databases, log_id, below, self._freeing_entries
-                )
+        most = self._freeing_entries
+
+        def free() -> None:
+            call = partial(free_entries, log_id=log_id, below=below, at_most=most)
+            if self._run(call):
+                del self._state.freeing[log_id]
+
+        if self._attempt(FREEING, free):
+            self._freeing_entries = min(most * 2, self._settings.freeing_entries)
+        else:
+            self._freeing_entries = max(most // 4, 1)
+
+    def _delete_file(self) -> None:
+        segment = min(self._state.unused)
+        self._journal.delete(segment)
+        self._state.forget(segment)
+
+    def _clean(self) -> None:
+        """Move a part of the entries of a segment with few of them."""
+        segment, at = self._cleaned
+        if segment not in self._state.sparse:
+            chosen = segment_to_clean(self._state)
+            if chosen is None:
+                return
+            segment, at = chosen, SEGMENT_HEADER.size
+        following = self._run(
+            partial(
+                move_entries,
+                journal=self._journal,
+                segment=segment,
+                at=at,
+                at_most=self._settings.cleaned_bytes,
             )
-            if self._environment.is_disk_low:
-                # LMDB reuses pages from the second commit after the one that freed them, and
-                # appends waiting for them do not commit.
-                self._transact(
-                    lambda txn: txn.put(
-                        b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]
-                    )
-                )
-        except Exception as error:  # noqa: BLE001 - as in _write
-            self._failed("freeing", error)
-            self._freeing_entries = max(self._freeing_entries // 4, 1)
-            self._freeing_pause = RETRY_SECONDS
+        )
+        if following is not None:
+            self._cleaned = segment, following
             return
-        self._freeing_entries = min(self._freeing_entries * 2, self._settings.freeing_entries)
-        self._freeing_pause = 0.0
-        self._succeeded("freeing")
-        if is_done:
-            del self._state.freeing[log_id]
+        self._cleaned = 0, 0
+        use = self._state.segments.get(segment)
+        if use is not None and use.live_frames:
+            self._state.damaged.add(segment)
+            self._state.sparse.discard(segment)
+            log.error(
+                "segment %d of the journal in %s is damaged: %d entries cannot be read, and its "
+                "space is not freed until they are deleted",
+                segment,
+                self._environment.directory,
+                use.live_frames,
+            )
 
 
-def free_entries(
-    txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int
-) -> bool:
-    """Free up to `at_most` entries wholly below the offset `below`; return whether all are freed.
-
-    The marker in `freeing` is deleted with the last of them.
-    """
-    first = SLOT_PREFIX.pack(log_id, 0)
-    with txn.cursor(db=databases["entries"]) as cursor:
-        cursor.set_range(first)
-        for _ in range(at_most):
-            # After deleting the last key of a page the cursor may be unpositioned.
-            key = cursor.key() or (cursor.set_range(first) and cursor.key())
-            slot = slot_of(key) if key else None
-            if slot is None or slot.log_id != log_id or slot.last_offset >= below:
-                txn.delete(U64.pack(log_id), db=databases["freeing"])
-                return True
-            cursor.delete()
-    return False
+def begin_transaction(burst: Burst) -> None:
+    """A task that commits the rows that are pending."""
+    _ = burst.txn

@@ -301,7 +301,7 @@ class StoreLock:
                 "gateway has taken it"
             )
         Deferred.fromCoroutine(self._try_reacquire(self._producer)).addErrback(
-            self._reacquire_failed
+            self._reacquire_failed, self._producer
         )
 
     async def _try_reacquire(self, refused: Any) -> None:
@@ -335,14 +335,15 @@ class StoreLock:
         log.warning("store lock reacquired")
         self._heartbeat()
 
-    def _reacquire_failed(self, failure: Any) -> None:
+    def _reacquire_failed(self, failure: Any, refused: Any) -> None:
         """Retry: Pulsar did not answer, and repeats its refusal when it does."""
         if not isinstance(failure.value, StorageFailed):
             log.error(
                 "bug: reacquiring the store lock failed",
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
-        if self._producer is not None:
+        # Otherwise the lock was released, and may have been taken again.
+        if self._producer is refused:
             self._fail_confirmations(
                 StorageFailed("Pulsar did not confirm the store lock: retry later")
             )

@@ -83,7 +83,7 @@ class MemoryBench:
 
 
 class LmdbBench:
-    settings = LmdbSettings()
+    settings = LmdbSettings(held_bytes=0)
     examples = 25
     refusal = StorageFailed
 
@@ -111,17 +111,21 @@ class LmdbBench:
 
 
 class NarrowLmdbBench(LmdbBench):
-    """Limits so low that reads go to disk, the map grows, and bursts and deletions take many
-    steps.
+    """Limits so low that reads go to disk, the map grows, bursts and deletions take many steps, and
+    segments of the journal are cleaned.
     """
 
     settings = LmdbSettings(
         map_bytes=1,
+        held_bytes=50_000,
         tail_bytes=0,
         burst_bytes=20_000,
         burst_operations=3,
         freeing_entries=2,
         readers=1,
+        segment_bytes=30_000,
+        index_entries=5,
+        cleaned_bytes=4000,
     )
 
 
@@ -196,12 +200,12 @@ def in_pulsar(settings: PulsarSettings) -> Store:
 
 
 @contextmanager
-def no_file_may_grow() -> Iterator[None]:
-    """While active, file writes of this process fail as on a full disk (EFBIG; Python ignores
-    SIGXFSZ).
+def no_file_may_grow(size: int = 0) -> Iterator[None]:
+    """While active, file writes of this process beyond `size` fail as on a full disk (EFBIG; Python
+    ignores SIGXFSZ).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:

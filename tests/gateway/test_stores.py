@@ -22,6 +22,12 @@ def test_embedded_store_is_created_in_its_directory(tmp_path):
     assert isinstance(make_store(Settings(store=f"lmdb:{tmp_path / 'data'}"), reactor), LmdbStore)
 
 
+@pytest.mark.parametrize(("log_flush", "syncs"), [("fsync", True), ("os", False)])
+def test_log_flush_decides_whether_appends_are_synced(tmp_path, log_flush, syncs):
+    store = make_store(Settings(store=f"lmdb:{tmp_path / 'data'}", log_flush=log_flush), reactor)
+    assert store.settings.sync_appends is syncs
+
+
 @pytest.mark.parametrize(
     ("table", "key", "shard"),
     [

@@ -1,9 +1,9 @@
-/* Simulates a failing disk. Loaded with LD_PRELOAD, it intercepts the calls with which LMDB writes
- * data.mdb.
+/* Simulates a failing disk. Loaded with LD_PRELOAD, it intercepts the calls that write the files of
+ * an embedded store: LMDB's data.mdb and the segments of the journal, whose names are numbers.
  *
  * While the file named by FAILING_DISK exists, its words say what fails:
  *
- *   data         writes of pages other than the two meta pages
+ *   data         writes of the journal, and of LMDB's pages other than the two meta pages
  *   sync         fsync, fdatasync, msync
  *   meta         writes of a meta page; LMDB commits through a descriptor opened with O_DSYNC
  *   meta-undone  the committing write takes effect but returns an error; LMDB restores the old page
@@ -12,10 +12,10 @@
  *   unsynced     fsync and fdatasync, once a meta page was kept
  *   full         the error is ENOSPC instead of EIO
  *
- * The file named by POWER_CUT, if any, receives what data.mdb would contain after a power cut:
- * writes with O_DSYNC at once, other writes when they are synced. Data written before a failed
- * sync, or by a failed write, never reaches it: Linux then considers the pages clean, and the next
- * sync skips them.
+ * The folder named by POWER_CUT, if any, receives what the files would contain after a power cut:
+ * writes with O_DSYNC at once, other writes and truncations when they are synced. Data written
+ * before a failed sync, or by a failed write, never reaches it: Linux then considers the pages
+ * clean, and the next sync skips them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,8 +32,8 @@
 /* Since `meta-kept` was requested. */
 static int meta_was_kept;
 
-/* Written, but not synced. LMDB has one writer. */
-static struct range { off_t offset; size_t size; } *unsynced;
+/* Written, or cut off behind the offset, but not synced. A store has one writer. */
+static struct range { char name[64]; off_t offset; size_t size; int is_cut; } *unsynced;
 static size_t unsynced_count;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -58,16 +58,30 @@ static int is_ordered(const char *orders, const char *what)
     return strstr(orders, word) != NULL;
 }
 
-static int is_store(int fd)
+/* The name of a file of the store; empty for others. */
+static void find_name(int fd, char *found, size_t size)
 {
     char link[64], path[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 0)
-        return 0;
-    path[length] = 0;
+    path[length < 0 ? 0 : length] = 0;
     const char *name = strrchr(path, '/');
-    return name && !strcmp(name, "/data.mdb");
+    int is_segment = name && strstr(path, "/journal/") && strspn(name + 1, "0123456789") == 16;
+    snprintf(found, size, "%s", name && (is_segment || !strcmp(name, "/data.mdb")) ? name + 1 : "");
+}
+
+static int is_store(int fd)
+{
+    char name[64];
+    find_name(fd, name, sizeof name);
+    return name[0] != 0;
+}
+
+static int is_lmdb(int fd)
+{
+    char name[64];
+    find_name(fd, name, sizeof name);
+    return !strcmp(name, "data.mdb");
 }
 
 static int error_of(const char *orders)
@@ -77,11 +91,13 @@ static int error_of(const char *orders)
 
 static void put_into_medium(int fd, off_t offset, size_t size)
 {
-    char link[64], *bytes = malloc(size);
+    char link[64], name[64], path[4096], *bytes = malloc(size);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    find_name(fd, name, sizeof name);
+    snprintf(path, sizeof path, "%s/%s", getenv("POWER_CUT"), name);
     /* The descriptor itself may be write-only. */
     int readable = open(link, O_RDONLY | O_CLOEXEC);
-    int medium = open(getenv("POWER_CUT"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    int medium = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (medium < 0 || !bytes || readable < 0 ||
         pread(readable, bytes, size, offset) != (ssize_t)size ||
         REAL(pwrite)(medium, bytes, size, offset) != (ssize_t)size)
@@ -91,27 +107,67 @@ static void put_into_medium(int fd, off_t offset, size_t size)
     free(bytes);
 }
 
+static void cut_medium(const char *name, off_t size)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", getenv("POWER_CUT"), name);
+    int medium = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (medium < 0 || REAL(ftruncate)(medium, size))
+        abort();
+    close(medium);
+}
+
+static void add_unsynced(int fd, off_t offset, size_t size, int is_cut)
+{
+    unsynced = realloc(unsynced, (unsynced_count + 1) * sizeof *unsynced);
+    if (!unsynced)
+        abort();
+    struct range *added = &unsynced[unsynced_count++];
+    find_name(fd, added->name, sizeof added->name);
+    added->offset = offset;
+    added->size = size;
+    added->is_cut = is_cut;
+}
+
 static void note_write(int fd, off_t offset, size_t size)
 {
     if (!getenv("POWER_CUT") || !is_store(fd))
         return;
-    if (fcntl(fd, F_GETFL) & O_DSYNC) {
+    if (fcntl(fd, F_GETFL) & O_DSYNC)
         put_into_medium(fd, offset, size);
+    else
+        add_unsynced(fd, offset, size, 0);
+}
+
+static void note_truncation(int fd, off_t size)
+{
+    if (!getenv("POWER_CUT") || !is_store(fd))
         return;
+    char name[64];
+    find_name(fd, name, sizeof name);
+    for (size_t n = 0; n < unsynced_count; n++) {
+        struct range *one = &unsynced[n];
+        if (!strcmp(one->name, name) && one->offset + (off_t)one->size > size)
+            one->size = one->offset < size ? size - one->offset : 0;
     }
-    unsynced = realloc(unsynced, (unsynced_count + 1) * sizeof *unsynced);
-    if (!unsynced)
-        abort();
-    unsynced[unsynced_count++] = (struct range){offset, size};
+    add_unsynced(fd, size, 0, 1);
 }
 
 static void note_sync(int fd, int is_done)
 {
     if (!getenv("POWER_CUT") || !is_store(fd))
         return;
-    for (size_t n = 0; is_done && n < unsynced_count; n++)
-        put_into_medium(fd, unsynced[n].offset, unsynced[n].size);
-    unsynced_count = 0;
+    char name[64];
+    size_t kept = 0;
+    find_name(fd, name, sizeof name);
+    for (size_t n = 0; n < unsynced_count; n++)
+        if (strcmp(unsynced[n].name, name))
+            unsynced[kept++] = unsynced[n];
+        else if (is_done && unsynced[n].is_cut)
+            cut_medium(name, unsynced[n].offset);
+        else if (is_done)
+            put_into_medium(fd, unsynced[n].offset, unsynced[n].size);
+    unsynced_count = kept;
 }
 
 enum outcome { IS_MADE, FAILS, FAILS_THOUGH_MADE };
@@ -119,7 +175,7 @@ enum outcome { IS_MADE, FAILS, FAILS_THOUGH_MADE };
 static enum outcome outcome_of_write(int fd, off_t offset, int *error)
 {
     char orders[128];
-    int saved = errno, is_meta = offset < 2 * sysconf(_SC_PAGESIZE),
+    int saved = errno, is_meta = is_lmdb(fd) && offset < 2 * sysconf(_SC_PAGESIZE),
         counts = is_meta && fcntl(fd, F_GETFL) & O_DSYNC;
     enum outcome outcome = IS_MADE;
     read_orders(orders, sizeof orders);
@@ -181,10 +237,30 @@ ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t offset)
 {
     WRITE(pwritev64, fd, offset, parts, count, offset);
 }
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags)
+{
+    WRITE(pwritev2, fd, offset, parts, count, offset, flags);
+}
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t offset, int flags)
+{
+    WRITE(pwritev64v2, fd, offset, parts, count, offset, flags);
+}
 ssize_t writev(int fd, const struct iovec *parts, int count)
 {
     WRITE(writev, fd, lseek(fd, 0, SEEK_CUR), parts, count);
 }
+
+#define TRUNCATE(name, fd, size) \
+    do { \
+        int result = REAL(name)(fd, size), saved = errno; \
+        if (!result) \
+            note_truncation(fd, size); \
+        errno = saved; \
+        return result; \
+    } while (0)
+
+int ftruncate(int fd, off_t size) { TRUNCATE(ftruncate, fd, size); }
+int ftruncate64(int fd, off64_t size) { TRUNCATE(ftruncate64, fd, size); }
 
 #define SYNC(name, fd) \
     do { \

@@ -1,4 +1,4 @@
-"""A gateway whose disk fails below the embedded store, at each step at which a commit can fail.
+"""A gateway whose disk fails below the embedded store, at each step at which a write can fail.
 
 A refused record gets an error and is never visible. An acknowledged record stays, also after a kill
 or a power cut. When the disk works again, writes continue without a restart.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.producer.produce import ProduceResponse
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 from kafka.record import MemoryRecords
@@ -39,8 +40,11 @@ TOPIC = "orders"
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 KAFKA_STORAGE_ERROR = 56
 
-#: The steps of a commit; each fails alone.
-FAILURES = ["data", "data full", "sync", "meta", "meta-undone"]
+#: The steps of an append; each fails alone.
+FAILURES = ["data", "data full", "sync"]
+
+#: The steps of a commit of LMDB that an append does not have.
+COMMIT_FAILURES = ["meta", "meta-undone"]
 
 
 @dataclass
@@ -67,7 +71,12 @@ class Disk:
 
     def lose_power(self, folder):
         """Replace the store of a killed gateway by what had reached the medium."""
-        shutil.copy(self.medium, folder / "store" / "data.mdb")
+        store = folder / "store"
+        shutil.copy(self.medium / "data.mdb", store)
+        shutil.rmtree(store / "journal")
+        (store / "journal").mkdir()
+        for path in self.medium.glob("[0-9]*"):
+            shutil.copy(path, store / "journal")
 
     @contextmanager
     def failing(self):
@@ -117,6 +126,7 @@ def start_on(folder, disk):
     """A gateway on that disk that keeps no records in memory, so that every read is served from the
     store.
     """
+    disk.medium.mkdir(exist_ok=True)
     return gateway(folder, environment=disk.environment, lmdb_resident_bytes=0)
 
 
@@ -265,7 +275,7 @@ def test_disk_failure_logs_one_line_at_start_and_one_at_end(disk, tmp_path):
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert (
         f' error storage.lmdb.writer message text="appending to {tmp_path / "store"} fails: '
-        f"mdb_txn_commit: {reason}; " in began
+        f"segment 1 of the journal: {reason}; " in began
     )
     assert (
         f' warning storage.lmdb.writer message text="appending to {tmp_path / "store"} '
@@ -323,7 +333,7 @@ def test_retries_of_refused_idempotent_batches_are_stored_once(
     assert visible(server, topic) == ["first", *(f"number {n}" for n in range(5))]
 
 
-@pytest.mark.parametrize("disk", [*FAILURES, "meta-kept"], indirect=True)
+@pytest.mark.parametrize("disk", FAILURES, indirect=True)
 def test_kill_or_power_cut_in_disk_failure_leaves_exactly_acknowledged_records(disk, tmp_path):
     who, acknowledged, last = produce_until_killed(disk, tmp_path)
     kept = list(acknowledged)
@@ -336,10 +346,9 @@ def test_kill_or_power_cut_in_disk_failure_leaves_exactly_acknowledged_records(d
             == len(acknowledged) - 1
         )
         assert visible(again, TOPIC) == acknowledged
-    if disk.failure in FAILURES:
-        disk.lose_power(tmp_path)
-        with gateway(tmp_path) as again:
-            assert visible(again, TOPIC) == kept
+    disk.lose_power(tmp_path)
+    with gateway(tmp_path) as again:
+        assert visible(again, TOPIC) == kept
 
 
 def produce_until_killed(disk, folder):
@@ -376,30 +385,75 @@ def produce_next(acknowledged, peer, who):
     return True
 
 
-@pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
-def test_commit_that_took_effect_despite_write_error_survives_power_cut(disk, tmp_path):
+@pytest.mark.parametrize("disk", [*COMMIT_FAILURES, "meta-kept"], indirect=True)
+def test_records_are_stored_while_lmdb_cannot_commit(disk, tmp_path):
     with start_on(tmp_path, disk) as server, server.peer() as peer:
         peer.create_topic(TOPIC)
         with disk.failing():
-            assert produce_value(peer, TOPIC, "first") == 0
-        assert visible(server, TOPIC) == ["first"]
+            values = [str(number) for number in range(20)]
+            assert [produce_value(peer, TOPIC, value) for value in values] == [*range(20)]
+            assert visible(server, TOPIC) == values
+            server.process.kill()
+            server.process.wait()
+    disk.lose_power(tmp_path)
+    with gateway(tmp_path) as again, again.peer() as peer:
+        assert visible(again, TOPIC) == values
+        assert produce_value(peer, TOPIC, "20") == 20
+
+
+def created(peer, topic):
+    """The error code of the creation of a topic."""
+    return peer.request(create_request(topic), CreateTopicsResponse, 2).topics[0].error_code
+
+
+def create_request(topic):
+    asked = CreateTopicsRequest.CreatableTopic
+    return CreateTopicsRequest(
+        version=2,
+        topics=[
+            asked(name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+        ],
+        timeout_ms=60_000,
+        validate_only=False,
+    )
+
+
+@pytest.mark.parametrize("disk", [*FAILURES, *COMMIT_FAILURES], indirect=True)
+def test_topic_is_created_once_the_disk_works_again(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
+        with disk.failing():
+            assert created(peer, TOPIC) != 0
+        assert created(peer, TOPIC) == 0
+        assert produce_value(peer, TOPIC, "first") == 0
+        server.process.kill()
+        server.process.wait()
     disk.lose_power(tmp_path)
     with gateway(tmp_path) as again:
         assert visible(again, TOPIC) == ["first"]
 
 
-@pytest.mark.parametrize("disk", ["meta-kept unsynced"], indirect=True)
-def test_effective_commit_is_not_acknowledged_or_visible_before_sync(disk, tmp_path):
+@pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
+def test_commit_that_took_effect_despite_write_error_survives_power_cut(disk, tmp_path):
     with start_on(tmp_path, disk) as server, server.peer() as peer:
-        peer.create_topic(TOPIC)
         with disk.failing():
-            peer.send(encode_request(produce_request(TOPIC, one_record(b"first")), 7))
+            assert created(peer, TOPIC) == 0
+        server.process.kill()
+        server.process.wait()
+    disk.lose_power(tmp_path)
+    with gateway(tmp_path) as again:
+        assert visible(again, TOPIC) == []
+
+
+@pytest.mark.parametrize("disk", ["meta-kept unsynced"], indirect=True)
+def test_effective_commit_is_not_acknowledged_before_sync(disk, tmp_path):
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
+        with disk.failing():
+            peer.send(encode_request(create_request(TOPIC), 2))
             assert server.wait_for_lines(1, " error storage.lmdb")
-            assert visible(server, TOPIC) == []
             assert not select.select([peer.socket], [], [], 0)[0]
-        answer = parse_produce_reply(peer.receive())
-        assert (answer.error_code, answer.base_offset) == (0, 0)
-        assert visible(server, TOPIC) == ["first"]
+        frame = peer.receive()
+        assert CreateTopicsResponse.decode(frame[4:], version=2).topics[0].error_code == 0
+        assert visible(server, TOPIC) == []
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)

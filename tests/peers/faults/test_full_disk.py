@@ -184,14 +184,19 @@ def test_full_volume_refuses_produce_and_serves_reads_until_deletion(server, del
         assert is_read(peer, range(stored // 2, stored + 1 + 4))
 
 
-def test_volume_filled_by_other_files_refuses_writes_and_serves_reads(server, volume):
+def test_volume_filled_by_other_files_refuses_produce_serves_reads_and_deletes(server, volume):
     with server.peer() as peer:
         assert fill(peer, TOPIC, 10) == 10
         volume.fill_completely()
         assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
         assert is_read(peer, range(10))
+        delete_records(peer)
+        assert is_read(peer, range(5, 10))
         volume.free_space()
         assert makes_progress(peer)
-        failure_lines(server)
+        server.wait_for_lines(2, "storage.lmdb")
+        failed = [line for line in server.lines() if " error " in line]
+        assert len(failed) == 1
+        assert "appending" in failed[0]
         assert fill(peer, TOPIC, 5) == 5
-        assert is_read(peer, range(16))
+        assert is_read(peer, range(5, 16))

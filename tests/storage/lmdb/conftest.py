@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from twisted.internet import reactor
 
+from storage.files import Files
 from storage.lmdb import LmdbSettings, LmdbStore
 from tests.testkit.settle import settle
 
@@ -25,8 +26,10 @@ def open_store(directory: Path) -> Iterator[Opener]:
     """Opens the store in `directory` with the given settings; closes it after the test."""
     opened: list[LmdbStore] = []
 
-    def open_one(**settings: Any) -> LmdbStore:
-        store = LmdbStore(directory, reactor=reactor, settings=LmdbSettings(**settings))
+    def open_one(files: Files | None = None, **settings: Any) -> LmdbStore:
+        # Most tests need no room, and some measure it.
+        limits = LmdbSettings(**({"held_bytes": 0} | settings))
+        store = LmdbStore(directory, reactor=reactor, settings=limits, files=files)
         opened.append(store)
         return store
 

@@ -22,6 +22,7 @@ from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 HOLD = """
 import sys
@@ -114,13 +115,13 @@ def test_read_of_closed_environment_fails(directory: Path) -> None:
 async def test_full_map_grows_without_failed_writes(open_store: Opener, directory: Path) -> None:
     store = open_store(map_bytes=1)
     await store.open()
-    await store.create_topic(topic())
-    log = await store.log("orders", 0)
-    appends = [log.append([sized(base, 100_000)]) for base in range(60)]
-    for one in appends:
+    table = await store.table("rows")
+    rows = {b"%d" % n: b"v" * 100_000 for n in range(60)}
+    puts = [table.put({key: value}) for key, value in rows.items()]
+    for one in puts:
         await one
     assert (directory / "data.mdb").stat().st_size > 5 * MIN_MAP_BYTES
-    assert bases(await everything(log)) == list(range(60))
+    assert dict(await table.items()) == rows
 
 
 @ensureDeferred
@@ -128,13 +129,13 @@ async def test_reads_continue_while_map_grows(open_store: Opener) -> None:
     store = open_store(map_bytes=1, tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     await log.append([sized(0, 100_000)])
-    appends = [log.append([sized(base, 100_000)]) for base in range(1, 40)]
-    for one in appends:
+    puts = [table.put({b"%d" % n: b"v" * 100_000}) for n in range(40)]
+    for one in puts:
         assert bases(await log.read(0, 1)) == [0]
         await one
-    assert bases(await everything(log)) == list(range(40))
+    assert bases(await everything(log)) == [0]
 
 
 @contextmanager
@@ -160,20 +161,22 @@ async def test_environment_is_reopened_after_mdb_panic(open_store: Opener, direc
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     await log.append([sized(0, 10)])
     with broken_meta_page(directory):
-        failing = [log.append([sized(1, 10)]), log.append([sized(2, 10)])]
+        failing = [table.put({b"a": b"1"}), table.put({b"b": b"2"})]
         for one in failing:
             with pytest.raises(StorageFailed):
                 await one
     assert bases(await log.read(0, 1000)) == [0]
+    await table.put({b"c": b"3"})
     await log.append([sized(1, 10)])
     assert bases(await everything(log)) == [0, 1]
     await store.close()
     again = open_store()
     await again.open()
     assert bases(await everything(await again.log("orders", 0))) == [0, 1]
+    assert await (await again.table("rows")).items() == [(b"c", b"3")]
 
 
 @ensureDeferred
@@ -187,6 +190,29 @@ async def test_store_opens_and_reads_on_full_disk(open_store: Opener, directory:
     with no_file_may_grow():
         await again.open()
         assert bases(await everything(await again.log("orders", 0))) == [0]
+
+
+@ensureDeferred
+async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
+    open_store: Opener, directory: Path
+) -> None:
+    """No file may become larger. Freeing and other entries' rows need pages, too."""
+    store = open_store(held_bytes=MIN_MAP_BYTES, tail_bytes=0, index_seconds=1e6)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    logs = [await store.log("orders", n) for n in range(2)]
+    for base in range(1500):
+        appends = [log.append([sized(base, 10)]) for log in logs]
+    for one in appends:
+        await one
+    size = (directory / "data.mdb").stat().st_size
+    assert store._state.pending.count == 3000
+    with no_file_may_grow(size):
+        await logs[0].delete_before(1400)
+        assert store._state.pending.count == 0
+        await store.delete_topic("orders")
+        await until(lambda: not store._state.freeing)
+    assert (directory / "data.mdb").stat().st_size == size
 
 
 def test_readers_do_not_block_each_other() -> None:

@@ -6,24 +6,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.lmdb.layout import (
+    CHECKPOINT,
     LOG_ROW,
-    SLOT,
-    SLOT_FIELDS,
+    SEGMENT_USE,
     SLOT_PREFIX,
     LogRow,
+    Place,
+    SegmentUse,
     Slot,
     TopicRow,
     decode_topic,
     encode_topic,
+    key_of,
     slot_of,
 )
 from storage.log import Topic
 
 
-def test_layout_of_entry_key_is_fixed() -> None:
-    key = SLOT.pack(*Slot(1, 2, 3, -1, 5, 6, 7))
-    assert key == bytes.fromhex(
+def test_layout_of_entry_key_of_format_1_is_fixed() -> None:
+    slot = Slot(1, 2, 3, -1, 5, 6, 7)
+    assert key_of(slot) == bytes.fromhex(
         "000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007"
+    )
+    assert slot_of(key_of(slot)) == slot
+
+
+def test_layout_of_entry_key_with_place_is_fixed() -> None:
+    slot = Slot(1, 2, 3, -1, 5, 6, 7, 8, 9)
+    assert key_of(slot) == bytes.fromhex(
+        "000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007"
+        "000000000000000800000009"
+    )
+    assert slot_of(key_of(slot)) == slot
+
+
+def test_layout_of_rows_about_the_journal_is_fixed() -> None:
+    assert CHECKPOINT.pack(*Place(1, 2)) == bytes.fromhex("000000000000000100000002")
+    assert SEGMENT_USE.pack(*SegmentUse(1, 2, 3)) == bytes.fromhex(
+        "0000000000000001000000000000000200000003"
     )
 
 
@@ -45,20 +65,17 @@ def test_layout_of_topic_row_is_fixed() -> None:
 OFFSETS = st.integers(0, (1 << 63) - 1)
 
 
-@given(st.lists(st.tuples(OFFSETS, OFFSETS, OFFSETS, st.integers(-1, 1 << 62)), max_size=8))
-def test_keys_sort_by_log_and_base_offset(rows: list[tuple[int, int, int, int]]) -> None:
-    slots = [Slot(log_id, base, last, time, time, 0, 0) for log_id, base, last, time in rows]
-    keys = sorted(SLOT.pack(*slot) for slot in slots)
+@given(
+    st.lists(
+        st.tuples(OFFSETS, OFFSETS, OFFSETS, st.integers(-1, 1 << 62), st.integers(0, 9)),
+        max_size=8,
+    )
+)
+def test_keys_sort_by_log_and_base_offset(rows: list[tuple[int, int, int, int, int]]) -> None:
+    slots = [
+        Slot(log_id, base, last, time, time, 0, 0, segment)
+        for log_id, base, last, time, segment in rows
+    ]
+    keys = sorted(key_of(slot) for slot in slots)
     assert [slot_of(key)[:2] for key in keys] == sorted(slot[:2] for slot in slots)
     assert all(key.startswith(SLOT_PREFIX.pack(*slot_of(key)[:2])) for key in keys)
-
-
-def test_slot_fields_match_slot() -> None:
-    slot = Slot(1, 2, 3, -4, 5, 6, 7)
-    assert SLOT_FIELDS.unpack(SLOT.pack(*slot)) == (
-        slot.log_id,
-        slot.base_offset,
-        slot.last_offset,
-        slot.timestamp,
-        slot.size,
-    )

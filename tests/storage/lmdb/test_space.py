@@ -1,33 +1,41 @@
-"""Disk space: deleted pages are reused, and nothing keeps them from being reused."""
+"""Disk space: segments of the journal are used again, and nothing keeps them from it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import LmdbStore
 from storage.lmdb import writer as writer_module
+from storage.lmdb.layout import slot_of
 from storage.log import LogClosed, PartitionLog
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 ENTRY = 16_000
 """Size of an entry in bytes: four pages in the file."""
 
+SEGMENT = 256_000
+"""Size of a segment in bytes. Each round writes six of them."""
 
-def file_size(directory: Path) -> int:
-    return (directory / "data.mdb").stat().st_size
+
+def disk_use(directory: Path) -> int:
+    """Bytes of all files of the store. LMDB's file has only rows, a few pages per round."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def assert_stopped_growing(sizes: list[int]) -> None:
-    """Each round writes 1.6 MB. Once deleted pages are reused, only some tree pages are added."""
-    assert sizes[-1] - sizes[3] < 100 * ENTRY / 10, sizes
-    assert sizes[-1] < 5 * 100 * ENTRY, sizes
+    """What is left is at most a round and as much deleted, and the current segment."""
+    assert sizes[-1] - sizes[3] <= 3 * SEGMENT, sizes
+    assert sizes[-1] < 2 * 100 * ENTRY + 6 * SEGMENT, sizes
 
 
 async def append(log: PartitionLog, entries: int) -> None:
@@ -40,13 +48,14 @@ async def freed(store: LmdbStore) -> None:
     """Wait until the writer has freed everything: each empty write lets it free one more piece."""
     table = await store.table("turns")
     assert store._writer
-    while store._writer._state.freeing:
+    state = store._writer._state
+    while state.freeing or state.unused or state.sparse:
         await table.put({})
 
 
 @ensureDeferred
 async def test_file_of_trimmed_log_stops_growing(open_store: Opener, directory: Path) -> None:
-    store = open_store()
+    store = open_store(segment_bytes=SEGMENT)
     await store.open()
     await store.create_topic(topic())
     log = await store.log("orders", 0)
@@ -55,7 +64,7 @@ async def test_file_of_trimmed_log_stops_growing(open_store: Opener, directory: 
         await append(log, 100)
         await log.retain(since=None, at_most_bytes=100 * ENTRY)
         await freed(store)
-        sizes.append(file_size(directory))
+        sizes.append(disk_use(directory))
     assert log.size == 100 * ENTRY
     assert_stopped_growing(sizes)
 
@@ -64,7 +73,7 @@ async def test_file_of_trimmed_log_stops_growing(open_store: Opener, directory: 
 async def test_file_does_not_grow_with_created_and_deleted_topics(
     open_store: Opener, directory: Path
 ) -> None:
-    store = open_store(freeing_entries=30)
+    store = open_store(freeing_entries=30, segment_bytes=SEGMENT)
     await store.open()
     sizes = []
     for _ in range(10):
@@ -72,7 +81,7 @@ async def test_file_does_not_grow_with_created_and_deleted_topics(
         await append(await store.log("orders", 0), 100)
         await store.delete_topic("orders")
         await freed(store)
-        sizes.append(file_size(directory))
+        sizes.append(disk_use(directory))
     assert_stopped_growing(sizes)
 
 
@@ -84,7 +93,9 @@ async def test_interrupted_freeing_continues_after_restart(
     free_entries, turns = writer_module.free_entries, count()
     # The writer thread frees only five entries before the store is closed.
     monkeypatch.setattr(
-        writer_module, "free_entries", lambda *given: next(turns) < 5 and free_entries(*given)
+        writer_module,
+        "free_entries",
+        lambda *given, **named: next(turns) < 5 and free_entries(*given, **named),
     )
     store = open_store(freeing_entries=1)
     await store.open()
@@ -106,6 +117,35 @@ async def test_interrupted_freeing_continues_after_restart(
         "entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False))
     )
     assert left == (0 if how == "the topic was deleted" else 10)
+
+
+@ensureDeferred
+async def test_files_are_deleted_while_freeing_fails(
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting them needs no space, and freeing entries may need it."""
+    store = open_store(segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    log, last = await store.log("orders", 0), await store.log("orders", 1)
+    for _ in range(4):
+        await append(log, 20)
+    await append(last, 1)
+    free_entries = writer_module.free_entries
+    refused = {last._log_id}
+
+    def free(*given: Any, log_id: int, **named: Any) -> bool:
+        if log_id in refused:
+            raise lmdb.DiskError("a simulated failure")
+        return free_entries(*given, log_id=log_id, **named)
+
+    monkeypatch.setattr(writer_module, "free_entries", free)
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    # The rows of both logs are deleted in this order; those of the second one never are.
+    await log.delete_before(log.end_offset)
+    await last.delete_before(last.end_offset)
+    await until(lambda: len(list((directory / "journal").iterdir())) == 1)
+    assert store._state.freeing
 
 
 @ensureDeferred
@@ -142,7 +182,7 @@ async def test_read_overtaken_by_deletion_returns_old_entry_or_fails(
 
 @ensureDeferred
 async def test_held_entries_do_not_block_page_reuse(open_store: Opener, directory: Path) -> None:
-    store = open_store(tail_bytes=0)
+    store = open_store(tail_bytes=0, segment_bytes=SEGMENT)
     await store.open()
     await store.create_topic(topic())
     log = await store.log("orders", 0)
@@ -154,6 +194,65 @@ async def test_held_entries_do_not_block_page_reuse(open_store: Opener, director
         await append(log, 100)
         await log.retain(since=None, at_most_bytes=100 * ENTRY)
         await freed(store)
-        sizes.append(file_size(directory))
+        sizes.append(disk_use(directory))
     assert_stopped_growing(sizes)
     assert bytes(held[0].payload) == sized(0, ENTRY).payload
+
+
+@ensureDeferred
+async def test_disk_use_is_bounded_if_some_entries_of_each_segment_stay(
+    open_store: Opener, directory: Path
+) -> None:
+    store = open_store(tail_bytes=0, segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    kept, deleted = await store.log("orders", 0), await store.log("orders", 1)
+    for _ in range(10):
+        for _ in range(20):
+            await append(deleted, 5)
+            await append(kept, 1)
+        await deleted.delete_before(deleted.end_offset)
+        await freed(store)
+    assert disk_use(directory) < 2 * kept.size + 8 * SEGMENT
+    assert bases(await everything(kept)) == list(range(200))
+    await store.close()
+    again = open_store(tail_bytes=0)
+    await again.open()
+    entries = await everything(await again.log("orders", 0))
+    assert [bytes(one.payload) for one in entries] == [
+        sized(base, ENTRY).payload for base in range(200)
+    ]
+
+
+@ensureDeferred
+async def test_read_of_moved_entry_finds_its_new_place(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tail_bytes=0, segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    kept, deleted = await store.log("orders", 0), await store.log("orders", 1)
+    await append(kept, 1)
+    # The first burst is in the segment of `kept`, the second in another one.
+    await append(deleted, 5)
+    await append(deleted, 20)
+    # A row of a table takes the rows of the entries along.
+    await (await store.table("rows")).put({b"k": b"v"})
+    place = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    find = store.query_log
+    calls: list[str] = []
+
+    async def move_before_reading(log_id: int, call: Any) -> Any:
+        """Between the search and the read of the payload, the segment is cleaned."""
+        rows = await find(log_id, call)
+        if not calls:
+            calls.append("moved")
+            await deleted.delete_before(deleted.end_offset)
+            await freed(store)
+        return rows
+
+    monkeypatch.setattr(store, "query_log", move_before_reading)
+    assert bases(await kept.read(0, 1)) == [0]
+    assert calls
+    moved = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    assert slot_of(moved).segment > slot_of(place).segment

@@ -9,6 +9,7 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from storage.lmdb import writer as writer_module
@@ -17,6 +18,7 @@ from storage.log import Entry, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import Counted, bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 MORE_THAN_ANY_DISK = 1 << 62
 
@@ -116,6 +118,36 @@ async def test_unexpected_exception_is_logged_and_next_write_succeeds(
     await store.create_topic(topic())
 
 
+@ensureDeferred
+async def test_nothing_is_written_after_a_commit_that_stays_unknown(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows, if they are on disk, refer to the place in the journal where the next would be."""
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log, table = await store.log("orders", 0), await store.table("rows")
+    assert store._environment
+    assert store._journal
+    begin = store._environment.begin
+    monkeypatch.setattr(store._environment, "begin", lambda: FailsAfterCommit(begin()))
+
+    def is_committed(txn_id: int) -> bool:
+        raise lmdb.DiskError("a simulated failure")
+
+    monkeypatch.setattr(store._environment, "is_committed", is_committed)
+    first, put = log.append([sized(0, 10)]), table.put({b"a": b"1"})
+    await until(lambda: "does not show whether the last commit was written" in caplog.text)
+    end = store._journal.end
+    later = log.append([sized(1, 10)])
+    closed = Deferred.fromCoroutine(store.close())
+    for one in (first, put, later):
+        with pytest.raises(StorageFailed):
+            await one
+    await closed
+    assert store._journal.end == end
+
+
 class FailsAfterCommit:
     """A transaction whose commit is on disk but raises, as if the disk's answer were lost."""
 
@@ -137,15 +169,19 @@ async def test_commit_that_raised_but_is_on_disk_succeeds(
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     environment = store._environment
     assert environment
     begin = environment.begin
     with monkeypatch.context() as patch:
         patch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-        await log.append([sized(0, 10)])
+        first, put, append = table.put({}), table.put({b"a": b"1"}), log.append([sized(0, 10)])
+        await first
+        await put
+        await append
     await log.append([sized(1, 10)])
     assert bases(await everything(log)) == [0, 1]
+    assert await table.items() == [(b"a", b"1")]
 
 
 @ensureDeferred
@@ -156,7 +192,7 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    log, table = await store.log("orders", 0), await store.table("rows")
     await log.append([sized(0, 10)])
     environment = store._environment
     assert environment
@@ -171,10 +207,11 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
 
     monkeypatch.setattr(environment, "is_committed", cannot_tell_at_first)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    first, second = log.append([sized(1, 10)]), log.append([sized(2, 10)])
+    first, second = table.put({b"a": b"1"}), log.append([sized(1, 10)])
     assert bases(await log.read(0, 1)) == [0]
     await first
     await second
+    await log.append([sized(2, 10)])
     assert len(asked) >= 4
     assert bases(await everything(log)) == [0, 1, 2]
 
@@ -186,7 +223,7 @@ async def test_close_does_not_wait_for_a_lost_medium(
     store = open_store()
     await store.open()
     await store.create_topic(topic())
-    log = await store.log("orders", 0)
+    table = await store.table("rows")
     environment = store._environment
     assert environment
     begin = environment.begin
@@ -196,7 +233,65 @@ async def test_close_does_not_wait_for_a_lost_medium(
 
     monkeypatch.setattr(environment, "is_committed", gone)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    append = log.append([sized(0, 10)])
+    put = table.put({b"a": b"1"})
     await store.close()
     with pytest.raises(StorageFailed):
-        await append
+        await put
+
+
+@ensureDeferred
+async def test_lasting_failure_to_commit_rows_is_logged_once(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records are stored and read meanwhile."""
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.01)
+    store = open_store(tail_bytes=0, index_seconds=0.01)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    environment = store._environment
+    assert environment
+    begin, asked = environment.begin, []
+
+    def fail() -> Any:
+        asked.append(1)
+        raise lmdb.Error("no space")
+
+    monkeypatch.setattr(environment, "is_committed", lambda txn_id: False)
+    monkeypatch.setattr(environment, "begin", fail)
+    await log.append([sized(0, 10)])
+    await until(lambda: len(asked) > 10)
+    await log.append([sized(1, 10)])
+    assert bases(await everything(log)) == [0, 1]
+    monkeypatch.setattr(environment, "begin", begin)
+    await until(lambda: not store._state.pending.count)
+    await until(lambda: "succeeds again" in caplog.text)
+    said = [record for record in caplog.records if record.name == "storage.lmdb.writer"]
+    assert [record.levelname for record in said] == ["ERROR", "WARNING"]
+    assert "indexing" in said[0].getMessage()
+
+
+@ensureDeferred
+async def test_appends_are_refused_when_too_many_rows_wait(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tail_bytes=0, index_limit=3)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    environment = store._environment
+    assert environment
+
+    def fail() -> Any:
+        raise lmdb.Error("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "is_committed", lambda txn_id: False)
+        patch.setattr(environment, "begin", fail)
+        for base in range(3):
+            await log.append([sized(base, 10)])
+        with pytest.raises(StorageFailed, match="no space"):
+            await log.append([sized(3, 10)])
+        assert bases(await everything(log)) == [0, 1, 2]
+    await log.append([sized(3, 10)])
+    assert bases(await everything(log)) == [0, 1, 2, 3]

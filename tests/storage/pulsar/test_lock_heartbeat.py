@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
-from storage.log import Fenced
+from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.client.reconnection import GIVE_UP_SECONDS
 from storage.pulsar.lock import LockHolder, StoreLock
 from storage.pulsar.settings import PulsarSettings
@@ -124,8 +124,13 @@ def test_lock_whose_producer_is_not_reconnected_is_reacquired(
     assert confirmed.called
 
 
-def test_lock_that_is_taken_again_is_not_lost_by_an_earlier_attempt_to_reacquire_it(
-    lock: Any, producer: SilentProducer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("failure", [Fenced("it has a producer"), StorageFailed("no answer")])
+def test_lock_that_is_taken_again_ignores_an_earlier_attempt_to_reacquire_it(
+    lock: Any,
+    producer: SilentProducer,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    failure: StorageError,
 ) -> None:
     lost: list[str] = []
     lock.when_lost(lost.append)
@@ -141,9 +146,11 @@ def test_lock_that_is_taken_again_is_not_lost_by_an_earlier_attempt_to_reacquire
     Deferred.fromCoroutine(lock.release())
     taken = Deferred.fromCoroutine(lock._acquire("one", fence=False))
     assert taken.called
-    openings[0].errback(Fenced("the topic has a producer"))
+    openings[0].errback(failure)
     assert lost == []
     assert "bug" not in caplog.text
+    Deferred.fromCoroutine(lock.release())
+    assert clock.getDelayedCalls() == []
 
 
 def test_lock_whose_producer_is_connected_is_kept_while_heartbeats_fail(

@@ -1,0 +1,129 @@
+"""Files of a store, behind an interface that tests replace to simulate power cuts and small disks.
+
+Reads, writes and syncs release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from storage.log import Buffer
+
+FLUSH = getattr(os, "fdatasync", os.fsync)
+"""macOS has only fsync."""
+
+MOST_BUFFERS = 1000
+"""Buffers per system call; the kernel's limit (IOV_MAX) is 1024."""
+
+
+class Files(Protocol):
+    """Every method may raise OSError. A descriptor belongs to its `Files`."""
+
+    def open(self, path: Path, is_new: bool) -> int:
+        """Open a file for reading and writing, for its owner only; if new, create it if missing."""
+        ...
+
+    def close(self, descriptor: int) -> None: ...
+
+    def size(self, descriptor: int) -> int: ...
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all of `buffers`, one after the other, from `position`."""
+        ...
+
+    def read(self, descriptor: int, length: int, position: int) -> bytes:
+        """Read `length` bytes from `position`, fewer only at the end of the file."""
+        ...
+
+    def truncate(self, descriptor: int, size: int) -> None: ...
+
+    def sync(self, descriptor: int) -> None:
+        """Make everything written to the file, and its size, durable."""
+        ...
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory durably; no effect if it exists."""
+        ...
+
+    def names(self, directory: Path) -> list[str]: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def room(self, directory: Path, written: int) -> int:
+        """Bytes by which a file of `written` bytes may grow; unlimited if that is unknown."""
+        ...
+
+
+class DiskFiles:
+    """Files on a disk."""
+
+    def open(self, path: Path, is_new: bool) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if is_new else 0), 0o600)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_size
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> None:
+        for first in range(0, len(buffers), MOST_BUFFERS):
+            some = buffers[first : first + MOST_BUFFERS]
+            size = sum(map(len, some))
+            written = os.pwritev(descriptor, some, position)
+            while written < size:
+                # Interrupted by a full disk or a signal: the next call gives the reason.
+                written += os.pwrite(
+                    descriptor, memoryview(b"".join(some))[written:], position + written
+                )
+            position += size
+
+    def read(self, descriptor: int, length: int, position: int) -> bytes:
+        found = os.pread(descriptor, length, position)
+        while len(found) < length and (
+            more := os.pread(descriptor, length - len(found), position + len(found))
+        ):
+            found += more
+        return found
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        FLUSH(descriptor)
+
+    def make_directory(self, path: Path) -> None:
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+            self.sync_directory(path.parent)
+
+    def names(self, directory: Path) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_directory(self, directory: Path) -> None:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def room(self, directory: Path, written: int) -> int:
+        try:
+            volume = os.statvfs(directory)
+        except OSError:
+            return sys.maxsize
+        free = volume.f_bavail * volume.f_frsize
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return free if limit == resource.RLIM_INFINITY else min(free, limit - written)

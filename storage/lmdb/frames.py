@@ -1,0 +1,191 @@
+"""Format of the journal's segments: how entries are found again after a crash. No I/O.
+
+A segment begins with a header and has a frame for each entry, without gaps. What follows the last
+frame is zeros or a write that was interrupted.
+
+- `durable_to` is the position up to which the segment was durable before the frame was written. A
+  frame that says so proves that an unreadable frame before that position was damaged later.
+  Otherwise an unreadable frame is a write that was interrupted, and the journal ends there.
+- `mark` begins every frame, so that frames behind a damaged one are found. It is random and secret.
+  The checksum of a frame's header covers its place, too. So a payload cannot contain a frame of its
+  store, not even if it is a copy of a segment.
+- The header of a frame and its payload have separate checksums, so that a damaged payload can be
+  attributed to its partition and offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from isal.isal_zlib import crc32
+
+from storage.log import Buffer
+
+SEGMENT_HEADER = Struct(">8s8sQQII")
+"""Magic, mark of the store, `SegmentHeader`, CRC-32 of all before it."""
+
+SEGMENT_MAGIC = b"kopgate1"
+
+FRAME = Struct(">8sIIIIIQQQq")
+"""Mark, CRC-32 of the place and of what follows in the header, and `Frame`."""
+
+START = Struct(">8sI")
+FIELDS = Struct(">IIIIQQQq")
+"""The two parts of it: before and in the checksum."""
+
+PLACE = Struct(">QI")
+"""What the checksum begins with: the segment and the position of the frame."""
+
+MARK_BYTES = 8
+
+IS_LAST = 1
+"""The last entry of an append. Those of an append are stored together or not at all."""
+
+IS_PLACED = 2
+"""The frame counts only if `entries` refers to it: a replacement, or moved from another segment."""
+
+
+class SegmentHeader(NamedTuple):
+    """`previous_end` is where the segment `previous` ends, all of it durable. What that has behind
+    it does not belong to the journal.
+    """
+
+    number: int
+    previous: int
+    previous_end: int
+
+
+class Frame(NamedTuple):
+    """The header of a frame: an entry of `size` bytes."""
+
+    payload_crc: int
+    size: int
+    durable_to: int
+    flags: int
+    log_id: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+def encode_segment_header(mark: bytes, header: SegmentHeader) -> bytes:
+    fields = SEGMENT_HEADER.pack(SEGMENT_MAGIC, mark, *header, 0)
+    return fields[:-4] + crc32(fields[:-4]).to_bytes(4, "big")
+
+
+def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
+    """The header of a segment; None if it is another store's, damaged, or was never written."""
+    if len(data) < SEGMENT_HEADER.size:
+        return None
+    magic, written_by, number, previous, previous_end, crc = SEGMENT_HEADER.unpack_from(data)
+    if (
+        magic != SEGMENT_MAGIC
+        or written_by != mark
+        or crc != crc32(data[: SEGMENT_HEADER.size - 4])
+    ):
+        return None
+    return SegmentHeader(number, previous, previous_end)
+
+
+def encode_frame(mark: bytes, segment: int, at: int, frame: Frame) -> bytes:
+    fields = FIELDS.pack(*frame)
+    return START.pack(mark, crc32(fields, crc32(PLACE.pack(segment, at)))) + fields
+
+
+def decode_frame(
+    mark: bytes, segment: int, at: int, data: Buffer, position: int = 0
+) -> Frame | None:
+    """The header of the frame at `position` of `data`, which is at `at` of the segment.
+
+    None if there is none, or it is damaged.
+    """
+    if len(data) - position < FRAME.size:
+        return None
+    found, crc, *fields = FRAME.unpack_from(data, position)
+    if found != mark or crc != crc32(
+        memoryview(data)[position + START.size : position + FRAME.size],
+        crc32(PLACE.pack(segment, at)),
+    ):
+        return None
+    return Frame._make(fields)
+
+
+def has_payload(frame: Frame, data: Buffer, position: int) -> bool:
+    """Whether the payload of the frame at `position` is complete and undamaged."""
+    start = position + FRAME.size
+    payload = memoryview(data)[start : start + frame.size]
+    return len(payload) == frame.size and crc32(payload) == frame.payload_crc
+
+
+class FrameAt(NamedTuple):
+    """A frame and its position; `is_intact` is whether its payload is undamaged."""
+
+    frame: Frame
+    position: int
+    is_intact: bool
+
+    @property
+    def end(self) -> int:
+        return self.position + FRAME.size + self.frame.size
+
+
+class Damage(NamedTuple):
+    """Bytes that were durable and cannot be read."""
+
+    position: int
+    end: int
+
+
+class Parsed(NamedTuple):
+    """The contents of a segment: frames and damage in order, and the end."""
+
+    found: list[FrameAt | Damage]
+    end: int
+
+
+def parse(mark: bytes, segment: int, data: Buffer, position: int, durable_to: int = 0) -> Parsed:
+    """The frames of a segment, whose contents are `data`, from `position`.
+
+    `durable_to` is a position up to which the segment is known to have been durable.
+    """
+    found: list[FrameAt | Damage] = []
+    is_searched = False
+    while True:
+        following = _frame_at(mark, segment, data, position)
+        if following is None or not following.is_intact:
+            if not is_searched:
+                is_searched = True
+                for later in search(mark, segment, data, position):
+                    durable_to = max(durable_to, later.frame.durable_to)
+            if position >= durable_to:
+                return Parsed(found, position)
+        if following is None:
+            following = next(search(mark, segment, data, position + 1), None)
+            if following is None or following.position >= durable_to:
+                found.append(Damage(position, durable_to))
+                position = durable_to
+                continue
+            found.append(Damage(position, following.position))
+        found.append(following)
+        position = following.end
+
+
+def _frame_at(mark: bytes, segment: int, data: Buffer, position: int) -> FrameAt | None:
+    frame = decode_frame(mark, segment, position, data, position)
+    if frame is None:
+        return None
+    return FrameAt(frame, position, has_payload(frame, data, position))
+
+
+def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[FrameAt]:
+    """All frames from `position`, wherever they begin."""
+    whole = data if isinstance(data, bytes | bytearray) else bytes(data)
+    while (position := whole.find(mark, position)) >= 0:
+        found = _frame_at(mark, segment, data, position)
+        if found is None:
+            position += 1
+        else:
+            yield found
+            position = found.end if found.is_intact else position + 1

@@ -1,0 +1,558 @@
+"""The journal: payloads of all logs in segment files, in the order in which they were stored.
+
+The writer thread writes; any thread reads. Two rules keep a write that failed out of the journal:
+
+- A burst is written to one segment, behind the end. After a failed write, and after a restart, the
+  segment is cut at the end, durably, before anything else is written. If the medium refuses that,
+  a new segment is begun.
+- The header of a new segment says where the one before it ends. It is durable before frames follow,
+  and nothing is written to the old segment after the first attempt to write that header. So the
+  old segment has no other end than that one.
+
+A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest
+if it changes neither the size of the file nor its extents.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from isal.isal_zlib import crc32
+
+from storage.files import Files
+from storage.lmdb.frames import (
+    FRAME,
+    IS_LAST,
+    IS_PLACED,
+    SEGMENT_HEADER,
+    Frame,
+    SegmentHeader,
+    decode_frame,
+    decode_segment_header,
+    encode_frame,
+    encode_segment_header,
+    has_payload,
+)
+from storage.lmdb.layout import Place, Row, Slot
+from storage.lmdb.settings import LmdbSettings
+from storage.log import Buffer, Entry, StorageFailed
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+
+FIRST_STEP = MIB // 16
+LARGEST_STEP = MIB
+"""How far a file is filled ahead: as much as it has, within these limits."""
+
+ZEROS = bytes(LARGEST_STEP)
+
+LARGEST_FILLED_WRITE = MIB // 8
+"""Before a larger write nothing is filled: that costs more than the change of the file's size."""
+
+LARGEST_GAP = MIB // 64
+LARGEST_READ = 4 * MIB
+"""Entries of a log are read at once if there is at most this much between them, up to this size."""
+
+OPEN_FILES = 128
+"""Segments kept open for reading."""
+
+VOLUME_SHARE = 64
+"""A segment takes at most this part of the volume, so that space is freed in small pieces."""
+
+LEAST_SEGMENT_BYTES = MIB // 4
+
+PAGE = 4096
+"""What is given up if a part of a segment cannot be read."""
+
+UNREADABLE = b"\xff"
+"""Stands for bytes that cannot be read. Zeros would mean that nothing was written there."""
+
+MEDIUM_ERRORS = {
+    getattr(errno, name, errno.EIO)
+    for name in ("EIO", "ENODATA", "EBADMSG", "EUCLEAN", "EILSEQ", "EREMOTEIO", "ENOENT")
+}
+"""Errors of a read that mean damage. Others, such as EMFILE, are temporary and say nothing about
+the file.
+"""
+
+
+class JournalFailed(Exception):
+    """The journal could not be written; nothing was added to it. The message gives the reason."""
+
+
+class SegmentFile:
+    """An open segment file, closed when nothing refers to it any more. `size` is that of the
+    file; only the writer's is kept up to date.
+    """
+
+    def __init__(self, files: Files, path: Path, is_new: bool = False) -> None:
+        self._files = files
+        self._descriptor = files.open(path, is_new)
+        self.size = files.size(self._descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self._files.close(self._descriptor)
+
+    def read(self, length: int, at: int) -> bytes:
+        return self._files.read(self._descriptor, length, at)
+
+    def write(self, buffers: Sequence[Buffer], at: int, end: int) -> None:
+        """Write `buffers` from `at` to `end`."""
+        # After a failure the size is unknown: this is the greatest possible one.
+        self.size = max(self.size, end)
+        self._files.write(self._descriptor, buffers, at)
+
+    def truncate(self, size: int) -> None:
+        self._files.truncate(self._descriptor, size)
+        self.size = size
+
+    def sync(self) -> None:
+        self._files.sync(self._descriptor)
+
+
+class Staging:
+    """The frames of one burst, each with its place in the journal, before they are written.
+
+    They are in one segment; `start` and `at` are positions in it.
+    """
+
+    def __init__(self, mark: bytes, before: Place, start: Place, durable_to: int) -> None:
+        """`before` is the end of the journal; `start` is in the same segment or a new one."""
+        self._mark = mark
+        self._before = before
+        self._durable_to = durable_to
+        self.segment, self.start = start
+        self.at = self.start
+        self.buffers: list[Buffer] = []
+        self.has_appends = False
+        self.is_written = False
+
+    @property
+    def end(self) -> Place:
+        """The end of the journal with these frames."""
+        return Place(self.segment, self.at) if self.buffers else self._before
+
+    def add(self, log_id: int, entry: Entry, flags: int) -> tuple[int, int]:
+        """Add a frame; return its segment and position."""
+        payload = entry.payload
+        size = len(payload)
+        frame = Frame(
+            crc32(payload),
+            size,
+            self._durable_to,
+            flags,
+            log_id,
+            entry.base_offset,
+            entry.last_offset,
+            entry.max_timestamp,
+        )
+        at = self.at
+        self.buffers.append(encode_frame(self._mark, self.segment, at, frame))
+        self.buffers.append(payload)
+        self.at = at + FRAME.size + size
+        return self.segment, at
+
+    def append(self, log_id: int, entries: Sequence[Entry]) -> list[tuple[int, int]]:
+        """Add an append; return the places of its entries."""
+        self.has_appends = True
+        last = entries[-1]
+        return [self.add(log_id, entry, IS_LAST if entry is last else 0) for entry in entries]
+
+    def place(self, log_id: int, entry: Entry) -> tuple[int, int]:
+        """Add an entry that counts only with its row in `entries`."""
+        return self.add(log_id, entry, IS_PLACED)
+
+
+class Journal:
+    """The segments of a store. `end` is the end of what was added to the journal.
+
+    `numbers` are the segments that have a file.
+    """
+
+    def __init__(self, directory: Path, files: Files, settings: LmdbSettings, mark: bytes) -> None:
+        """Open the folder `directory`, creating it if missing. Blocks. Raises OSError."""
+        self.directory = directory
+        self.mark = mark
+        self.end = Place()
+        self.segment_bytes = settings.segment_bytes
+        self.held_bytes = 0
+        """The part of the reserve that LMDB's file has."""
+        self._settings = settings
+        self._files = files
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, SegmentFile] = OrderedDict()
+        self._file: SegmentFile | None = None
+        """The segment of the end."""
+        self._durable_to = 0
+        self._next_number = 1
+        self._is_synced = True
+        self._is_cut = True
+        """Whether the segment of the end has nothing behind the end, except zeros."""
+        self._is_left = False
+        """Whether a new segment has to be begun: it may have a header already."""
+        files.make_directory(directory)
+        # A segment whose name was not durable may have acknowledged entries by now.
+        files.sync_directory(directory)
+        self.numbers = {int(name) for name in files.names(directory) if name.isdecimal()}
+        with suppress(OSError):
+            volume = os.statvfs(directory)
+            share = volume.f_blocks * volume.f_frsize // VOLUME_SHARE
+            self.segment_bytes = min(self.segment_bytes, max(share, LEAST_SEGMENT_BYTES))
+
+    def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
+        """Write behind `end`, or, if `is_left`, in segment `next_number`: then nothing is cut off.
+
+        The segment of the end is known to be durable up to `durable_to`. What follows was read, but
+        may be in the page cache only, even if a flush succeeds: after a failed one Linux considers
+        pages clean that are not on the medium. So it is written again. Blocks.
+        """
+        self.end, self._next_number, self._is_left = end, next_number, is_left
+        self._durable_to = durable_to
+        if not end.segment:
+            return
+        self._is_cut = False
+        try:
+            self._cut()
+        except OSError as error:
+            # It is as durable as it can be. The next write tries again.
+            self._durable_to = end.at
+            log.warning(
+                "the end of the journal in %s, segment %d, cannot be written: %s",
+                self.directory,
+                end.segment,
+                error,
+            )
+
+    def stage(self, size: int) -> Staging:
+        """The next burst, with about `size` bytes of frames. Blocks after a failed write."""
+        end = self.end
+        if not self._is_cut:
+            with suppress(OSError):
+                self._cut()
+        if (
+            end.segment
+            and not self._is_left
+            # Acknowledged entries that are not durable yet would be lost with the segment.
+            and (self._is_cut or self._durable_to < end.at)
+            and (end.at <= SEGMENT_HEADER.size or end.at + size <= self.segment_bytes)
+        ):
+            return Staging(self.mark, end, end, self._durable_to)
+        start = Place(self._next_number, SEGMENT_HEADER.size)
+        return Staging(self.mark, end, start, start.at)
+
+    def write(self, staging: Staging) -> None:
+        """Write frames behind the end, durably unless `sync_appends` is off. Blocks.
+
+        Raises JournalFailed; then, or if the burst fails later, `retract` has to be called.
+        """
+        try:
+            is_begun = staging.segment == self.end.segment
+            room = self._checked_room(staging, is_begun)
+            if not is_begun:
+                self._begin(staging.segment)
+            elif not self._is_cut:
+                self._cut()
+            staging.is_written = True
+            self._is_synced = False
+            self._put(staging, room)
+            if self._settings.sync_appends or not staging.has_appends:
+                self._sync()
+        except OSError as error:
+            raise self._failed(staging.segment, error) from error
+
+    def advance(self, staging: Staging) -> None:
+        """Add the written frames to the journal."""
+        self.end = staging.end
+        if self._is_synced:
+            self._durable_to = self.end.at
+
+    def retract(self, staging: Staging) -> None:
+        """Cut off what `write` may have written. Blocks.
+
+        If the medium refuses that, it is tried again before the next write.
+        """
+        if staging.is_written:
+            self._is_cut = False
+            with suppress(OSError):
+                self._cut()
+
+    def sync(self) -> None:
+        """Make the whole journal durable. Blocks. Raises JournalFailed."""
+        try:
+            if self._is_cut:
+                self._sync()
+            elif self._durable_to < self.end.at:
+                self._cut()
+        except OSError as error:
+            raise self._failed(self.end.segment, error) from error
+        self._durable_to = self.end.at
+
+    def read(self, segment: int, at: int, length: int) -> bytes:
+        """Bytes of a segment, fewer at the end of the file; none if the segment is gone.
+
+        Thread-safe. Blocks. Raises OSError.
+        """
+        file = self._opened(segment)
+        return b"" if file is None else file.read(length, at)
+
+    def read_pages(
+        self, segment: int, at: int, length: int, unreadable: list[int] | None = None
+    ) -> bytes:
+        """As `read`, with `UNREADABLE` for pages that the medium cannot read.
+
+        Their positions are added to `unreadable`.
+        """
+        try:
+            return self.read(segment, at, length)
+        except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise
+        found = bytearray()
+        while len(found) < length:
+            position = at + len(found)
+            size = min(PAGE - position % PAGE, length - len(found))
+            try:
+                page = self.read(segment, position, size)
+            except OSError as error:
+                if error.errno not in MEDIUM_ERRORS:
+                    raise
+                page = UNREADABLE * size
+                if unreadable is not None:
+                    unreadable.append(position)
+            found += page
+            if len(page) < size:
+                break
+        return bytes(found)
+
+    def read_segment(self, segment: int) -> tuple[bytes, list[int]]:
+        """A whole segment before it is written, and where it is `UNREADABLE`. Blocks."""
+        file = self._opened(segment)
+        size = file.size if file else 0
+        found, unreadable = bytearray(), list[int]()
+        while len(found) < size:
+            part = self.read_pages(segment, len(found), min(MIB, size - len(found)), unreadable)
+            if not part:
+                break
+            found += part
+        return bytes(found), unreadable
+
+    def delete(self, segment: int) -> None:
+        """Delete a segment without entries, durably. Blocks. Raises OSError.
+
+        So a file that is not in the index later was not deleted, but lost its rows.
+        """
+        if segment in self.numbers:
+            with suppress(FileNotFoundError):
+                self._files.unlink(self._path(segment))
+            self._files.sync_directory(self.directory)
+        with self._lock:
+            self._open.pop(segment, None)
+            self.numbers.discard(segment)
+
+    def close(self) -> None:
+        """Close all files; those that are being read are closed afterwards."""
+        with self._lock:
+            self._open.clear()
+        self._file = None
+
+    def _path(self, segment: int) -> Path:
+        return self.directory / f"{segment:016d}"
+
+    def _opened(self, segment: int) -> SegmentFile | None:
+        """The file of a segment, if there is one. Thread-safe."""
+        with self._lock:
+            file = self._open.get(segment)
+            if file is None:
+                if segment not in self.numbers:
+                    return None
+                file = self._open[segment] = SegmentFile(self._files, self._path(segment))
+                if len(self._open) > OPEN_FILES:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(segment)
+            return file
+
+    def _failed(self, segment: int, error: OSError) -> JournalFailed:
+        return JournalFailed(f"segment {segment} of the journal: {error.strerror or error}")
+
+    def _current(self) -> SegmentFile:
+        """The file of the segment of the end."""
+        if self._file is None:
+            self._file = SegmentFile(self._files, self._path(self.end.segment))
+        return self._file
+
+    def _checked_room(self, staging: Staging, is_begun: bool) -> int:
+        """Bytes by which the file may grow beyond the frames. Raises OSError if the disk is full.
+
+        This is checked for bytes that the file has already, too: rows in LMDB follow.
+        """
+        size = self._current().size if is_begun else 0
+        room = self._files.room(self.directory, size) - max(staging.at - size, 0)
+        reserve = self._settings.reserve_bytes
+        if not staging.has_appends:
+            # Replaced and moved entries, after which space is freed.
+            reserve //= 2
+        reserve = max(reserve - self.held_bytes, 0)
+        if room < reserve:
+            raise OSError(
+                errno.ENOSPC,
+                f"the disk is full: {max(room, 0)} bytes would be left, {reserve} bytes are "
+                "reserved for deletions",
+            )
+        return room - reserve
+
+    def _begin(self, segment: int) -> None:
+        """Begin a segment; the end of the journal is then in it. Raises OSError."""
+        if self._is_cut:
+            self._sync()
+        elif self._durable_to < self.end.at:
+            self._cut()
+        file = SegmentFile(self._files, self._path(segment), is_new=True)
+        self._is_left = True
+        if file.size:
+            file.truncate(0)
+        header = encode_segment_header(self.mark, SegmentHeader(segment, *self.end))
+        file.write([header], 0, len(header))
+        file.sync()
+        self._files.sync_directory(self.directory)
+        with self._lock:
+            self.numbers.add(segment)
+        self._file = file
+        self.end = Place(segment, len(header))
+        self._durable_to = len(header)
+        self._next_number = segment + 1
+        self._is_synced = self._is_cut = True
+        self._is_left = False
+
+    def _put(self, staging: Staging, room: int) -> None:
+        file, buffers, end = self._current(), staging.buffers, staging.at
+        if end > file.size and end - staging.start <= LARGEST_FILLED_WRITE:
+            step = min(max(file.size, FIRST_STEP), LARGEST_STEP, self.segment_bytes - end)
+            if 0 < step <= room:
+                buffers = [*buffers, memoryview(ZEROS)[:step]]
+                end += step
+        file.write(buffers, staging.start, end)
+
+    def _cut(self) -> None:
+        """Cut the segment at the end, and make what is before it durable. Raises OSError."""
+        if self.end.segment:
+            file = self._current()
+            start = self._durable_to - self._durable_to % PAGE
+            try:
+                # For pages that a failed flush left clean.
+                file.write([file.read(self.end.at - start, start)], start, self.end.at)
+            except OSError:
+                if self._durable_to < self.end.at:
+                    raise
+            if not self._is_left:
+                file.truncate(self.end.at)
+            file.sync()
+        self._durable_to = self.end.at
+        self._is_synced = self._is_cut = True
+
+    def _sync(self) -> None:
+        if not self._is_synced:
+            try:
+                self._current().sync()
+            except OSError:
+                # The next flush would succeed without writing the pages.
+                self._is_cut = False
+                raise
+        self._is_synced = True
+
+
+class Unreadable(Exception):
+    """An entry is not where its row says; `before` are the entries before it.
+
+    Its segment was freed after the row was read, or is damaged.
+    """
+
+    def __init__(self, slot: Slot, before: list[Entry]) -> None:
+        super().__init__(f"segment {slot.segment}, position {slot.at}")
+        self.slot = slot
+        self.before = before
+
+
+def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
+    """The entries of `rows`; checks that each is the one that its row means, and is undamaged.
+
+    Blocks. Raises Unreadable.
+    """
+    entries: list[Entry] = []
+    for part in _adjacent(rows):
+        first, inline = part[0]
+        if inline is not None:
+            entries.append(_entry(first, inline))
+            continue
+        last = part[-1][0]
+        length = last.at + FRAME.size + last.size - first.at
+        try:
+            data = journal.read(first.segment, first.at, length)
+        except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise StorageFailed(
+                    f"cannot read segment {first.segment} of the journal in {journal.directory}: "
+                    f"{error.strerror or error}"
+                ) from error
+            if len(part) > 1:
+                # Only the entries in the pages that cannot be read are lost.
+                for row in part:
+                    try:
+                        entries += read_entries(journal, [row])
+                    except Unreadable as failed:
+                        raise Unreadable(failed.slot, entries) from failed
+                continue
+            raise Unreadable(first, entries) from error
+        for slot, _ in part:
+            start = slot.at - first.at
+            frame = decode_frame(journal.mark, slot.segment, slot.at, data, start)
+            if (
+                frame is None
+                or (frame.log_id, frame.base_offset, frame.last_offset, frame.size)
+                != (slot.log_id, slot.base_offset, slot.last_offset, slot.size)
+                or not has_payload(frame, data, start)
+            ):
+                raise Unreadable(slot, entries)
+            start += FRAME.size
+            entries.append(_entry(slot, data[start : start + slot.size]))
+    return entries
+
+
+def _entry(slot: Slot, payload: bytes) -> Entry:
+    return Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload)
+
+
+def _adjacent(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Parts of `rows` whose frames are so close to each other that one read is cheaper."""
+    first = 0
+    for index, (slot, _) in enumerate(rows):
+        if index == first:
+            continue
+        before = rows[index - 1][0]
+        gap = slot.at - (before.at + FRAME.size + before.size)
+        if (
+            not slot.segment
+            or slot.segment != before.segment
+            or not 0 <= gap <= LARGEST_GAP
+            or slot.at + slot.size - rows[first][0].at > LARGEST_READ
+        ):
+            yield rows[first:index]
+            first = index
+    if first < len(rows):
+        yield rows[first:]
+
+
+def header_of(journal: Journal, segment: int) -> SegmentHeader | None:
+    """The header of a segment, if it can be read and is that segment's."""
+    data = journal.read_pages(segment, 0, SEGMENT_HEADER.size)
+    header = decode_segment_header(journal.mark, data)
+    return header if header and header.number == segment else None

@@ -1,0 +1,152 @@
+"""The format of segments. Bytes are literal: segments of older versions must stay readable."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from isal.isal_zlib import crc32
+
+from storage.lmdb.frames import (
+    IS_LAST,
+    Damage,
+    Frame,
+    FrameAt,
+    SegmentHeader,
+    decode_frame,
+    decode_segment_header,
+    encode_frame,
+    encode_segment_header,
+    has_payload,
+    parse,
+)
+
+MARK = b"the mark"
+
+
+SEGMENT = 5
+
+
+def framed(at: int, payload: bytes, durable_to: int = 0, base: int = 0) -> bytes:
+    frame = Frame(crc32(payload), len(payload), durable_to, IS_LAST, 1, base, base, -1)
+    return encode_frame(MARK, SEGMENT, at, frame) + payload
+
+
+def test_layout_of_frame_is_fixed() -> None:
+    header = encode_frame(MARK, 8, 9, Frame(1, 2, 3, 4, 5, 6, 7, -1))
+    assert header[:8] == MARK
+    assert header[12:].hex() == (
+        "00000001" "00000002" "00000003" "00000004"
+        "0000000000000005" "0000000000000006" "0000000000000007" "ffffffffffffffff"
+    )  # fmt: skip
+    place = bytes.fromhex("0000000000000008" "00000009")  # fmt: skip
+    assert header[8:12].hex() == f"{crc32(place + header[12:]):08x}"
+    assert decode_frame(MARK, 8, 9, header) == Frame(1, 2, 3, 4, 5, 6, 7, -1)
+
+
+def test_frame_counts_only_at_its_place() -> None:
+    """A copy of a segment may be the payload of an entry."""
+    header = encode_frame(MARK, 8, 9, Frame(1, 2, 3, 4, 5, 6, 7, -1))
+    assert decode_frame(MARK, 8, 10, header) is None
+    assert decode_frame(MARK, 7, 9, header) is None
+    assert decode_frame(b"another!", 8, 9, header) is None
+
+
+def test_layout_of_segment_header_is_fixed() -> None:
+    header = encode_segment_header(MARK, SegmentHeader(1, 2, 3))
+    assert header[:16] == b"kopgate1" + MARK
+    assert header[16:-4].hex() == "0000000000000001" "0000000000000002" "00000003"  # fmt: skip
+    assert header[-4:].hex() == f"{crc32(header[:-4]):08x}"
+    assert decode_segment_header(MARK, header) == SegmentHeader(1, 2, 3)
+    assert decode_segment_header(b"another!", header) is None
+
+
+def positions(found: list[FrameAt | Damage]) -> list[int | tuple[int, int]]:
+    return [(one.position, one.end) if isinstance(one, Damage) else one.position for one in found]
+
+
+def test_frames_are_found_up_to_zeros() -> None:
+    first = framed(0, b"a")
+    data = first + framed(len(first), b"bc", len(first))
+    parsed = parse(MARK, SEGMENT, data + bytes(1000), 0)
+    assert positions(parsed.found) == [0, len(first)]
+    assert parsed.end == len(data)
+
+
+def test_torn_write_ends_the_journal_although_later_parts_are_there() -> None:
+    first = framed(0, b"a")
+    second = framed(len(first), b"b" * 100, len(first))
+    third = framed(len(first) + len(second), b"c", len(first))
+    torn = second[:-50] + bytes(50)
+    parsed = parse(MARK, SEGMENT, first + torn + third, 0)
+    assert (positions(parsed.found), parsed.end) == ([0], len(first))
+
+
+def test_damage_before_a_later_write_is_reported_and_passed() -> None:
+    first = framed(0, b"a")
+    durable = 2 * len(first)
+    third = framed(durable, b"c", durable)
+    parsed = parse(MARK, SEGMENT, first + bytes(len(first)) + third, 0)
+    assert positions(parsed.found) == [0, (len(first), durable), durable]
+
+
+def test_damaged_payload_is_attributed_to_its_frame() -> None:
+    first = framed(0, b"a")
+    second = framed(len(first), b"b" * 100, base=7)
+    durable = len(first) + len(second)
+    data = first + second[:-1] + b"x" + framed(durable, b"c", durable)
+    found = parse(MARK, SEGMENT, data, 0).found
+    assert [isinstance(one, FrameAt) and one.is_intact for one in found] == [True, False, True]
+    assert isinstance(found[1], FrameAt)
+    assert found[1].frame.base_offset == 7
+
+
+def test_damage_at_the_end_of_a_durable_segment_is_reported() -> None:
+    """Also if the file is shorter than it was."""
+    first = framed(0, b"a")
+    for rest in (bytes(500), b""):
+        parsed = parse(MARK, SEGMENT, first + rest, 0, durable_to=len(first) + 100)
+        assert positions(parsed.found) == [0, (len(first), len(first) + 100)]
+        assert parsed.end == len(first) + 100
+
+
+@given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 1 << 31))
+def test_random_bytes_are_no_frames(data: bytes, position: int, durable: int) -> None:
+    parsed = parse(MARK, SEGMENT, data, position, durable)
+    assert not [one for one in parsed.found if isinstance(one, FrameAt)]
+    assert decode_segment_header(MARK, data) is None
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=30),
+            st.just(MARK),
+            st.tuples(st.binary(max_size=20), st.integers(0, 500), st.integers(0, 9)),
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 300),
+    st.integers(0, 600),
+    st.integers(0, 1 << 32),
+)
+def test_any_mixture_of_frames_and_garbage_is_parsed_in_order(
+    parts: list[bytes | tuple[bytes, int, int]], position: int, durable: int, seed: int
+) -> None:
+    data = bytearray()
+    for part in parts:
+        data += part if isinstance(part, bytes) else framed(len(data), *part)
+    chance = Random(seed)
+    for _ in range(chance.randint(0, 3)):
+        if data:
+            data[chance.randrange(len(data))] = chance.randrange(256)
+    parsed = parse(MARK, SEGMENT, bytes(data), position, durable)
+    end = position
+    for one in parsed.found:
+        assert one.position == end
+        assert one.end > one.position
+        end = one.end
+        if isinstance(one, FrameAt) and one.is_intact:
+            assert has_payload(one.frame, data, one.position)
+    assert parsed.end == end
