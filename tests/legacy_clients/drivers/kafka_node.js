@@ -10,8 +10,9 @@ const CODECS = { none: 0, gzip: 1 }
 const RETRY_MS = 100
 // The library's default.
 const REQUEST_TIMEOUT_MS = 30000
-// kafka-node 2.0 may never report that a request was lost with its broker.
+// The library may never report that a request was lost with its broker.
 const LOST_MS = REQUEST_TIMEOUT_MS + 5000
+const LOST = new Error('no answer')
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
 const encoded = raw =>
   raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64')
@@ -54,9 +55,7 @@ async function connected(options) {
   return client
 }
 
-// kafka-node makes one request of each send, so the batches are made here: consecutive records up
-// to --batch-bytes.
-async function produce(options) {
+async function producing(options) {
   const client = await connected(options)
   const settings = options.acks
     ? {
@@ -67,6 +66,14 @@ async function produce(options) {
   const producer = new kafka.Producer(client, settings)
   // Lost metadata is reported twice: here, and by `send`, which is retried.
   if (options.retries) producer.on('error', () => {})
+  return { client, producer }
+}
+
+// kafka-node makes one request of each send, so the batches are made here: consecutive records up
+// to --batch-bytes.
+async function produce(options) {
+  let { client, producer } = await producing(options)
+  let isLost = false
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
   let size = 0
@@ -74,7 +81,21 @@ async function produce(options) {
     const sent = batch
     batch = []
     size = 0
-    if (sent.length) await retried(options, () => sendBatch(client, producer, options, sent))
+    if (!sent.length) return
+    await retried(options, async () => {
+      if (isLost) {
+        // The former client may wait for the lost broker for ever.
+        client.close(() => {})
+        ;({ client, producer } = await answered(producing(options)))
+        isLost = false
+      }
+      try {
+        process.stdout.write(await answered(sendBatch(client, producer, options, sent)))
+      } catch (error) {
+        isLost = error === LOST
+        throw error
+      }
+    })
   }
   for await (const line of readline.createInterface({
     input: process.stdin,
@@ -91,7 +112,7 @@ async function produce(options) {
 async function retried(options, send) {
   for (let left = Number(options.retries || 0); ; left--) {
     try {
-      return await answered(send)
+      return await send()
     } catch (error) {
       if (left <= 0) throw error
       await new Promise(resolve => setTimeout(resolve, RETRY_MS))
@@ -99,18 +120,19 @@ async function retried(options, send) {
   }
 }
 
-async function answered(send) {
+async function answered(outcome) {
   let timer
   const lost = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new Error('no answer')), LOST_MS)
+    timer = setTimeout(() => reject(LOST), LOST_MS)
   })
   try {
-    return await Promise.race([send(), lost])
+    return await Promise.race([outcome, lost])
   } finally {
     clearTimeout(timer)
   }
 }
 
+// Returns the lines of the answer.
 async function sendBatch(client, producer, options, lines) {
   await new Promise((resolve, reject) =>
     client.refreshMetadata([...new Set(lines.map(line => line[0]))], done(resolve, reject)),
@@ -136,7 +158,7 @@ async function sendBatch(client, producer, options, lines) {
     next.set(place, offset)
     text += `${topic}\t${partition}\t${offset}\n`
   }
-  process.stdout.write(text)
+  return text
 }
 
 function reading(options) {
