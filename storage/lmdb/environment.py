@@ -80,8 +80,17 @@ class LmdbEnvironment:
     Only the writer thread uses write transactions.
     """
 
-    def __init__(self, directory: Path, map_bytes: int, held_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        map_bytes: int,
+        held_bytes: int = 0,
+        before_format: Callable[[int], None] = lambda older: None,
+    ) -> None:
         """Lock and open `directory`, creating it if missing. Blocks.
+
+        `before_format` is called before the format of a new or older store is written, with the
+        older format or 0. If it raises, the store is not changed.
 
         Raises StoreInUse, StoreTooNew, StorageFailed.
         """
@@ -89,6 +98,7 @@ class LmdbEnvironment:
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, MIN_MAP_BYTES)
         self._held_bytes = held_bytes
+        self._before_format = before_format
         self._allocated = 0
         self._map_lock = MapLock()
         self._reopened = threading.Condition()
@@ -147,9 +157,10 @@ class LmdbEnvironment:
                 f"the store in {self.directory} has format {UNRELEASED_FORMAT}, which no release "
                 "has written: use another directory"
             )
-        if written is None:
-            txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
         if written is None or int(written) < FORMAT:
+            self._before_format(int(written or 0))
+            if written is None:
+                txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
             txn.put(b"journal_mark", secrets.token_bytes(MARK_BYTES), db=meta)
             txn.put(b"format", str(FORMAT).encode(), db=meta)
         elif int(written) > FORMAT:

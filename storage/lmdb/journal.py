@@ -84,6 +84,33 @@ the file.
 """
 
 
+def check_room_for_journal(directory: Path, files: Files, settings: LmdbSettings) -> None:
+    """Check that a store without a journal can have one: its folder will be `directory`.
+
+    The free pages of LMDB's file are no room for the journal. So without this check a store on a
+    full disk would refuse appends until LMDB's file is compacted. Blocks. Raises StorageFailed.
+    """
+    volume = directory if directory.exists() else directory.parent
+    room = files.room(volume, 0)
+    needed = settings.reserve_bytes + limited_segment_bytes(volume, settings)
+    if room < needed:
+        raise StorageFailed(
+            f"the store in {directory.parent} has no journal yet, and the disk is too full for it: "
+            f"{max(room, 0)} bytes are free, {needed} bytes are needed. The store was not changed, "
+            "and the version that wrote it can still open it: free space on the disk, or delete "
+            "records with that version and compact data.mdb (docs/operations.md)"
+        )
+
+
+def limited_segment_bytes(directory: Path, settings: LmdbSettings) -> int:
+    """The size of a segment on the volume of `directory`."""
+    with suppress(OSError):
+        volume = os.statvfs(directory)
+        share = volume.f_blocks * volume.f_frsize // VOLUME_SHARE
+        return min(settings.segment_bytes, max(share, LEAST_SEGMENT_BYTES))
+    return settings.segment_bytes
+
+
 class JournalFailed(Exception):
     """The journal could not be written; nothing was added to it. The message gives the reason."""
 
@@ -183,7 +210,6 @@ class Journal:
         self.directory = directory
         self.mark = mark
         self.end = Place()
-        self.segment_bytes = settings.segment_bytes
         self.held_bytes = 0
         """The part of the reserve that LMDB's file has."""
         self._settings = settings
@@ -203,10 +229,7 @@ class Journal:
         # A segment whose name was not durable may have acknowledged entries by now.
         files.sync_directory(directory)
         self.numbers = {int(name) for name in files.names(directory) if name.isdecimal()}
-        with suppress(OSError):
-            volume = os.statvfs(directory)
-            share = volume.f_blocks * volume.f_frsize // VOLUME_SHARE
-            self.segment_bytes = min(self.segment_bytes, max(share, LEAST_SEGMENT_BYTES))
+        self.segment_bytes = limited_segment_bytes(directory, settings)
 
     def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
         """Write behind `end`, or, if `is_left`, in segment `next_number`: then nothing is cut off.

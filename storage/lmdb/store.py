@@ -17,7 +17,7 @@ from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerP
 from storage.files import DiskFiles, Files
 from storage.lmdb import changes
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.journal import Journal, Unreadable, read_entries
+from storage.lmdb.journal import Journal, Unreadable, check_room_for_journal, read_entries
 from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import LogCursor, log_row
@@ -112,14 +112,20 @@ class LmdbStore:
         state = WriterState()
 
         def prepare() -> tuple[LmdbEnvironment, Journal, list[TopicRow]]:
+            folder = self.directory / "journal"
+
+            def prepare_journal(older_format: int) -> None:
+                if older_format:
+                    check_room_for_journal(folder, self._files, self.settings)
+
             environment = LmdbEnvironment(
-                self.directory, self.settings.map_bytes, self.settings.held_bytes
+                self.directory, self.settings.map_bytes, self.settings.held_bytes, prepare_journal
             )
             try:
                 mark = environment.read(
                     lambda txn: txn.get(b"journal_mark", db=environment.databases["meta"])
                 )
-                journal = Journal(self.directory / "journal", self._files, self.settings, mark)
+                journal = Journal(folder, self._files, self.settings, mark)
                 recover(environment, journal, state)
                 journal.held_bytes = environment.hold_room()
                 rows = environment.read(lambda txn: self._load(txn, environment, state))

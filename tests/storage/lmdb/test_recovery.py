@@ -481,5 +481,48 @@ async def test_store_with_a_journal_has_a_format_that_older_versions_refuse(
     write_store_of_format_1(directory)
     store = await opened(open_store)
     await store.close()
+    assert format_of(directory) == b"3"
+
+
+def format_of(directory: Path) -> bytes:
     with lmdb.open(str(directory), max_dbs=10) as env, env.begin() as txn:
-        assert txn.get(b"format", db=env.open_db(b"meta", txn=txn)) == b"3"
+        return bytes(txn.get(b"format", db=env.open_db(b"meta", txn=txn)))
+
+
+class NearlyFullDisk(DiskFiles):
+    """Files on a disk with `left` bytes of room."""
+
+    left = 0
+
+    def room(self, directory: Path, written: int) -> int:
+        return self.left
+
+
+@ensureDeferred
+async def test_store_of_format_1_is_not_upgraded_without_room_for_a_journal(
+    open_store: Opener, directory: Path
+) -> None:
+    write_store_of_format_1(directory)
+    before = (directory / "data.mdb").read_bytes()
+    disk = NearlyFullDisk()
+    disk.left = 699_999
+    store = open_store(files=disk, reserve_bytes=400_000, segment_bytes=300_000)
+    with pytest.raises(StorageFailed, match=r"699999 bytes are free, 700000 .* not changed"):
+        await store.open()
+    assert (directory / "data.mdb").read_bytes() == before
+    assert format_of(directory) == b"1"
+
+    disk.left = 700_000
+    await store.open()
+    log = await store.log("orders", 0)
+    await log.append([sized(5, 100)])
+    assert bases(await everything(log)) == list(range(6))
+
+
+@ensureDeferred
+async def test_store_with_a_journal_opens_without_room(open_store: Opener) -> None:
+    disk = NearlyFullDisk()
+    for _ in range(2):
+        store = open_store(files=disk)
+        await store.open()
+        await store.close()
