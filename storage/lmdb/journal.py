@@ -102,6 +102,18 @@ def check_room_for_journal(directory: Path, files: Files, settings: LmdbSettings
         )
 
 
+def make_journal_folder(directory: Path, files: Files) -> None:
+    """Create the folder of a journal, durably. Blocks. Raises StorageFailed."""
+    try:
+        files.make_directory(directory)
+        files.sync_directory(directory)
+    except OSError as error:
+        raise StorageFailed(
+            f"cannot create the folder {directory}: {error.strerror or error}; the store was not "
+            "changed"
+        ) from error
+
+
 def limited_segment_bytes(directory: Path, settings: LmdbSettings) -> int:
     """The size of a segment on the volume of `directory`."""
     with suppress(OSError):

@@ -17,7 +17,13 @@ from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerP
 from storage.files import DiskFiles, Files
 from storage.lmdb import changes
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.journal import Journal, Unreadable, check_room_for_journal, read_entries
+from storage.lmdb.journal import (
+    Journal,
+    Unreadable,
+    check_room_for_journal,
+    make_journal_folder,
+    read_entries,
+)
 from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import LogCursor, log_row
@@ -117,6 +123,7 @@ class LmdbStore:
             def prepare_journal(older_format: int) -> None:
                 if older_format:
                     check_room_for_journal(folder, self._files, self.settings)
+                make_journal_folder(folder, self._files)
 
             environment = LmdbEnvironment(
                 self.directory, self.settings.map_bytes, self.settings.held_bytes, prepare_journal

@@ -526,3 +526,20 @@ async def test_store_with_a_journal_opens_without_room(open_store: Opener) -> No
         store = open_store(files=disk)
         await store.open()
         await store.close()
+
+
+@ensureDeferred
+async def test_store_of_format_1_is_not_upgraded_if_the_folder_cannot_be_created(
+    open_store: Opener, directory: Path
+) -> None:
+    write_store_of_format_1(directory)
+    in_its_place = directory / "journal"
+    in_its_place.write_bytes(b"a file")
+    store = open_store()
+    with pytest.raises(StorageFailed, match=r"cannot create .*/journal: Not a directory"):
+        await store.open()
+    assert format_of(directory) == b"1"
+
+    in_its_place.unlink()
+    await store.open()
+    assert bases(await everything(await store.log("orders", 0))) == list(range(5))
