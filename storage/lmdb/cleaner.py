@@ -15,24 +15,25 @@ from storage.lmdb.write_burst import Burst, WriterState
 from storage.log import Entry
 
 
-def free_entries(burst: Burst, log_id: int, below: int, at_most: int) -> bool:
-    """Free up to `at_most` entries wholly below the offset `below`; return whether all are freed.
+def free_entries(burst: Burst, log_id: int, below: int, at_most: int) -> int:
+    """Free up to `at_most` entries wholly below the offset `below`.
 
-    The marker in `freeing` is deleted with the last of them.
+    Returns how many less than `at_most` there were; 0 if some may be left. The marker in `freeing`
+    is deleted with the last of them.
     """
     first = SLOT_PREFIX.pack(log_id, 0)
     with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
         cursor.set_range(first)
-        for _ in range(at_most):
+        for freed in range(at_most):
             # After deleting the last key of a page the cursor may be unpositioned.
             key = cursor.key() or (cursor.set_range(first) and cursor.key())
             slot = slot_of(key) if key else None
             if slot is None or slot.log_id != log_id or slot.last_offset >= below:
                 burst.txn.delete(U64.pack(log_id), db=burst.databases["freeing"])
-                return True
+                return at_most - freed
             cursor.delete()
             burst.segments.remove(slot)
-    return False
+    return 0
 
 
 def segment_to_clean(state: WriterState) -> int | None:

@@ -35,6 +35,12 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 """Pause before retrying a failed write that no caller is waiting for."""
 
+CLEANING_RETRY_SECONDS = 10.0
+"""Pause of cleaning after a failure, while there are deleted entries to free.
+
+Cleaning needs more space: on a full disk freeing must continue.
+"""
+
 UNREACHED_TXN = 1 << 64
 """A transaction id that no commit reaches."""
 
@@ -72,6 +78,8 @@ class LmdbWriter:
         self._queue = WriteQueue(reactor, settings, self._bursts.put)
         self._freeing_entries = settings.freeing_entries
         self._retry_at = 0.0
+        self._clean_at = 0.0
+        self._has_freed = False
         self._pending_since = 0.0
         self._cleaned = 0, 0
         self._is_unresolved = False
@@ -277,7 +285,8 @@ class LmdbWriter:
     def _tidy(self) -> None:
         """Do one of: delete a file, commit rows that are due, free entries, clean a segment.
 
-        Files are first: deleting them needs no space. After a failure, only after a pause.
+        Files are first: deleting them needs no space. Freeing and cleaning take turns, since
+        clients may delete all the time. After a failure, only after a pause.
         """
         now = monotonic()
         if now < self._retry_at:
@@ -290,10 +299,15 @@ class LmdbWriter:
             or now - self._pending_since >= self._settings.index_seconds
         ):
             self._commit_pending()
+        elif self._state.sparse and (
+            not self._state.freeing or (self._has_freed and now >= self._clean_at)
+        ):
+            self._has_freed = False
+            if not self._attempt(CLEANING, self._clean):
+                self._clean_at = now + CLEANING_RETRY_SECONDS
         elif self._state.freeing:
+            self._has_freed = True
             self._free_deleted_entries()
-        elif self._state.sparse:
-            self._attempt(CLEANING, self._clean)
 
     def _attempt(self, what: str, call: Callable[[], None]) -> bool:
         """Run `call`; if it fails, log that and pause. Returns whether it succeeded."""
@@ -321,12 +335,25 @@ class LmdbWriter:
         """Free a bounded number of deleted entries; fewer after a failure, since freeing needs
         pages too.
         """
-        log_id, below = next(iter(self._state.freeing.items()))
         most = self._freeing_entries
 
+        def free_in(burst: Burst) -> list[int]:
+            """Return the logs without entries to free."""
+            done: list[int] = []
+            left = most
+            for log_id, below in self._state.freeing.items():
+                left = free_entries(burst, log_id=log_id, below=below, at_most=left)
+                if not left:
+                    break
+                done.append(log_id)
+                # The row of the log in `freeing` is deleted.
+                left -= 1
+                if not left:
+                    break
+            return done
+
         def free() -> None:
-            call = partial(free_entries, log_id=log_id, below=below, at_most=most)
-            if self._run(call):
+            for log_id in self._run(free_in):
                 del self._state.freeing[log_id]
 
         if self._attempt(FREEING, free):

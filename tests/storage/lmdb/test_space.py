@@ -134,7 +134,7 @@ async def test_files_are_deleted_while_freeing_fails(
     free_entries = writer_module.free_entries
     refused = {last._log_id}
 
-    def free(*given: Any, log_id: int, **named: Any) -> bool:
+    def free(*given: Any, log_id: int, **named: Any) -> int:
         if log_id in refused:
             raise lmdb.DiskError("a simulated failure")
         return free_entries(*given, log_id=log_id, **named)
@@ -146,6 +146,75 @@ async def test_files_are_deleted_while_freeing_fails(
     await last.delete_before(last.end_offset)
     await until(lambda: len(list((directory / "journal").iterdir())) == 1)
     assert store._state.freeing
+
+
+@ensureDeferred
+async def test_entries_of_many_logs_are_freed_in_one_transaction(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic("orders", 40))
+    for partition in range(40):
+        await append(await store.log("orders", partition), 1)
+    await store.delete_topic("orders")
+    assert store._environment
+    before = store._environment._env.info()["last_txnid"]
+    await until(lambda: not store._state.freeing)
+    assert store._environment._env.info()["last_txnid"] - before <= 2
+
+
+@ensureDeferred
+async def test_segments_are_cleaned_while_there_are_always_entries_to_free(
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic("orders", 3))
+    kept, deleted, endless = [await store.log("orders", number) for number in range(3)]
+    free_entries = writer_module.free_entries
+
+    def free(*given: Any, log_id: int, **named: Any) -> int:
+        return log_id != endless._log_id and free_entries(*given, log_id=log_id, **named)
+
+    monkeypatch.setattr(writer_module, "free_entries", free)
+    for _ in range(20):
+        await append(deleted, 5)
+        await append(kept, 1)
+    await append(endless, 1)
+    files = len(list((directory / "journal").iterdir()))
+    await deleted.delete_before(deleted.end_offset)
+    await endless.delete_before(endless.end_offset)
+    await until(lambda: len(list((directory / "journal").iterdir())) <= files // 2)
+    await until(lambda: not store._state.sparse)
+    assert list(store._state.freeing) == [endless._log_id]
+    assert bases(await everything(kept)) == list(range(20))
+
+
+@ensureDeferred
+async def test_freeing_continues_while_cleaning_fails(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: cleaning needs more space, and each failure is followed by a pause."""
+    failures_while_freeing: list[None] = []
+
+    def fail(*given: Any, **named: Any) -> None:
+        if store._state.freeing:
+            failures_while_freeing.append(None)
+        raise lmdb.DiskError("a simulated failure")
+
+    monkeypatch.setattr(writer_module, "move_entries", fail)
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(writer_module, "CLEANING_RETRY_SECONDS", 1e6)
+    store = open_store(segment_bytes=SEGMENT, freeing_entries=5)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    kept, deleted = [await store.log("orders", number) for number in range(2)]
+    for _ in range(20):
+        await append(deleted, 5)
+        await append(kept, 1)
+    await deleted.delete_before(deleted.end_offset)
+    await until(lambda: not store._state.freeing)
+    assert store._state.sparse
+    assert len(failures_while_freeing) == 1
 
 
 @ensureDeferred
