@@ -187,7 +187,8 @@ class PartitionLog(Protocol):
         """Read whole entries, from the one that contains `offset` or the next one after it.
 
         Returns as many as fit in `max_bytes`, but at least one if there is one; an empty list at
-        `end_offset`. Raises OffsetOutOfRange, LogClosed, StorageFailed.
+        `end_offset`. A store may have further limits, but also returns at least one. Raises
+        OffsetOutOfRange, LogClosed, StorageFailed.
         """
         ...
 

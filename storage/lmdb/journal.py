@@ -61,6 +61,9 @@ LARGEST_GAP = MIB // 64
 LARGEST_READ = 4 * MIB
 """Entries of a log are read at once if there is at most this much between them, up to this size."""
 
+MOST_BYTES_READ = 16 * MIB
+"""Bytes of the journal that are read for one call, with what is between the entries."""
+
 OPEN_FILES = 128
 """Segments kept open for reading."""
 
@@ -520,9 +523,11 @@ class Unreadable(Exception):
 def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
     """The entries of `rows`; checks that each is the one that its row means, and is undamaged.
 
-    Blocks. Raises Unreadable.
+    Returns fewer, but at least one, if more than `MOST_BYTES_READ` would have to be read. Blocks.
+    Raises Unreadable.
     """
     entries: list[Entry] = []
+    left = MOST_BYTES_READ
     for part in _adjacent(rows):
         first, inline = part[0]
         if inline is not None:
@@ -530,6 +535,9 @@ def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
             continue
         last = part[-1][0]
         length = last.at + FRAME.size + last.size - first.at
+        left -= length
+        if entries and left < 0:
+            break
         try:
             data = journal.read(first.segment, first.at, length)
         except OSError as error:

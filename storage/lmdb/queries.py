@@ -12,6 +12,9 @@ from typing import Any
 
 from storage.lmdb.layout import LOG_ROW, SLOT_PREFIX, U64, LogRow, Row, Slot, slot_of
 
+MOST_ROWS = 10_000
+"""Rows that one read returns. Very small entries take more time than their bytes show."""
+
 
 class LogCursor:
     """A cursor on the rows of one log: those of LMDB, and pending ones behind them.
@@ -142,13 +145,13 @@ def row_of_slot(cursor: Any, slot: Slot) -> Row | None:
 
 
 def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Row]:
-    """The rows of `PartitionLog.read`, up to `end`."""
+    """The rows of `PartitionLog.read`, up to `end`, at most `MOST_ROWS`."""
     rows: list[Row] = []
     room = max_bytes
     slot = slot_at(cursor, log_id, offset)
     while slot and slot.log_id == log_id and slot.base_offset < end:
         room -= slot.size
-        if rows and room < 0:
+        if (rows and room < 0) or len(rows) == MOST_ROWS:
             break
         rows.append((slot, _inline_payload(cursor, slot)))
         slot = slot_of(cursor.key()) if cursor.next() else None

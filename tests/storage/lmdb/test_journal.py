@@ -13,8 +13,9 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.files import DiskFiles
-from storage.lmdb import LmdbSettings, LmdbStore
+from storage.lmdb import LmdbSettings, LmdbStore, journal
 from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE
+from storage.lmdb.queries import MOST_ROWS
 from storage.log import PartitionLog, StorageFailed
 from tests.storage.entries import bases, entry, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
@@ -299,3 +300,51 @@ async def test_only_errors_of_the_medium_are_reported_as_damage(
     assert ("are damaged" in caplog.text) is is_damage
     monkeypatch.undo()
     assert bases(await log.read(0, 100)) == [0]
+
+
+class CountingFiles(DiskFiles):
+    """Files that count the bytes read from them."""
+
+    bytes_read = 0
+
+    def read(self, descriptor: int, length: int, position: int) -> bytes:
+        self.bytes_read += length
+        return super().read(descriptor, length, position)
+
+
+@ensureDeferred
+async def test_read_of_small_entries_between_large_ones_reads_a_limited_part_of_the_journal(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "LARGEST_READ", 50_000)
+    monkeypatch.setattr(journal, "MOST_BYTES_READ", 200_000)
+    files = CountingFiles()
+    store = open_store(files=files, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    small, large = await store.log("orders", 0), await store.log("orders", 1)
+    for base in range(40):
+        await small.append([sized(base, 100)])
+        await large.append([sized(base, 10_000)])
+    offset = reads = 0
+    while offset < small.end_offset:
+        files.bytes_read = 0
+        entries = await small.read(offset, 1 << 20)
+        assert bases(entries) == list(range(offset, offset + len(entries)))
+        assert files.bytes_read <= 200_000
+        offset += len(entries)
+        reads += 1
+    # The journal has about 400,000 bytes.
+    assert reads <= 4
+
+    # An entry larger than the limit is returned.
+    await small.append([sized(40, 300_000), sized(41, 100)])
+    assert bases(await small.read(40, 1 << 20)) == [40]
+
+
+@ensureDeferred
+async def test_read_returns_a_limited_number_of_entries(open_store: Opener) -> None:
+    log = await opened_log(open_store(tail_bytes=0))
+    await log.append([sized(base, 10) for base in range(MOST_ROWS + 1)])
+    assert bases(await log.read(0, 1 << 20)) == list(range(MOST_ROWS))
+    assert bases(await log.read(MOST_ROWS, 1 << 20)) == [MOST_ROWS]
