@@ -79,6 +79,8 @@ class LmdbWriter:
         self._freeing_entries = settings.freeing_entries
         self._retry_at = 0.0
         self._clean_at = 0.0
+        self._undeleted = 0
+        """The segment of the last failure to delete a file."""
         self._has_freed = False
         self._pending_since = 0.0
         self._cleaned = 0, 0
@@ -362,8 +364,14 @@ class LmdbWriter:
             self._freeing_entries = max(most // 4, 1)
 
     def _delete_file(self) -> None:
-        segment = min(self._state.unused)
-        self._journal.delete(segment)
+        """Delete the file of an unused segment; after a failure, those of the others first."""
+        unused = self._state.unused
+        segment = min(unused, key=lambda number: (number <= self._undeleted, number))
+        try:
+            self._journal.delete(segment)
+        except OSError:
+            self._undeleted = segment
+            raise
         self._state.forget(segment)
 
     def _clean(self) -> None:

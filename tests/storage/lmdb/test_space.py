@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred
 
+from storage.files import DiskFiles
 from storage.lmdb import LmdbStore
 from storage.lmdb import writer as writer_module
 from storage.lmdb.layout import slot_of
@@ -146,6 +148,37 @@ async def test_files_are_deleted_while_freeing_fails(
     await last.delete_before(last.end_offset)
     await until(lambda: len(list((directory / "journal").iterdir())) == 1)
     assert store._state.freeing
+
+
+class UndeletableFile(DiskFiles):
+    """Files on a disk that does not delete one of them."""
+
+    is_broken = True
+
+    def unlink(self, path: Path) -> None:
+        if self.is_broken and path.name == f"{1:016d}":
+            raise OSError(errno.EIO, "Input/output error")
+        super().unlink(path)
+
+
+@ensureDeferred
+async def test_file_that_cannot_be_deleted_does_not_keep_others_from_it(
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    files = UndeletableFile()
+    store = open_store(files=files, segment_bytes=SEGMENT)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    for _ in range(5):
+        await append(log, 15)
+    await log.delete_before(log.end_offset)
+    await until(lambda: store._state.unused == {1})
+    assert len(list((directory / "journal").iterdir())) == 2
+    files.is_broken = False
+    await until(lambda: not store._state.unused)
+    assert len(list((directory / "journal").iterdir())) == 1
 
 
 @ensureDeferred
