@@ -543,3 +543,25 @@ async def test_store_of_format_1_is_not_upgraded_if_the_folder_cannot_be_created
     in_its_place.unlink()
     await store.open()
     assert bases(await everything(await store.log("orders", 0))) == list(range(5))
+
+
+@ensureDeferred
+async def test_empty_file_for_the_missing_last_segment_reports_its_entries_as_damaged(
+    open_store: Opener, directory: Path
+) -> None:
+    """The way out that docs/operations.md states."""
+    store = await opened(open_store, segment_bytes=30_000)
+    await append(await store.log("orders", 0), 10)
+    await store.close()
+    last = max((directory / "journal").iterdir())
+    last.unlink()
+    with pytest.raises(StorageFailed, match=r"is missing: put the file back"):
+        await opened(open_store)
+    last.write_bytes(b"")
+    again = await opened(open_store)
+    log = await again.log("orders", 0)
+    assert bases(await log.read(0, 1)) == [0]
+    with pytest.raises(StorageFailed, match=r"orders-0 are damaged"):
+        await log.read(9, 1)
+    await append(log, 1)
+    assert bases(await log.read(10, 1)) == [10]
