@@ -197,10 +197,11 @@ class ShardLeadership:
         """Serve again."""
         self._is_refusing = False
         serving, self._serving = self._serving, None
-        if serving is not None:
-            serving.succeed(None)
+        # Before the held requests continue, because one of them may suspend this again.
         for call in self._serving_watchers:
             call(True)
+        if serving is not None:
+            serving.succeed(None)
 
     def require(self, shard: int) -> bool:
         """Return whether the shard may be served now; False if it will be, so that `wait` helps.

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from gateway.cluster.calls import CallError, CallRefused, Calls
+from gateway.cluster.calls import CallFailed, CallRefused, Calls, CallUnanswered
 from gateway.cluster.view import UNKNOWN, ClusterView
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
@@ -21,23 +21,27 @@ from gateway.protocol.errors import KafkaError
 
 FETCH_OFFSETS = "fetch-offsets"
 
-#: Partitions of one call. The coordinator looks them up in one reactor turn, and the largest
-#: metadata of these offsets is below the limit of a reply.
+#: Partitions of one call. The coordinator looks them up in one reactor turn.
 MAX_PARTITIONS = 500
+
+#: Calls of one request. More partitions are not asked for.
+MAX_CALLS_OF_REQUEST = 20
+
+#: Calls in progress, to all gateways. They share the limits of `Calls` with other methods.
+MAX_CALLS = 20
 
 #: Timeout of a call in seconds.
 CALL_SECONDS = 5.0
-
 
 #: Returns the committed offset of a topic and partition.
 FindOffset = Callable[[str, int], CommittedOffset | None]
 
 
 class AskedOffsets(msgspec.Struct, frozen=True, array_like=True):
-    """The offsets of a group that are asked for: names of topics with partitions."""
+    """The offsets of a group that are asked for: names of topics with a partition."""
 
     group_id: str
-    topics: Sequence[tuple[str, Sequence[int]]]
+    partitions: Sequence[tuple[str, int]]
 
 
 _DECODER = msgspec.msgpack.Decoder(AskedOffsets)
@@ -51,25 +55,41 @@ class RemoteOffsets:
     def __init__(self, calls: Calls, view: ClusterView) -> None:
         self._calls = calls
         self._view = view
+        self._calls_in_progress = 0
 
-    async def fetch(self, asked: AskedOffsets) -> FindOffset | None:
-        """Return a function that finds the committed offsets.
+    async def fetch(
+        self, group_id: str, partitions: Sequence[tuple[str, int]]
+    ) -> FindOffset | None:
+        """Return a function that finds the committed offsets of these partitions.
 
-        None if no other gateway is the coordinator, if it does not answer, or for more than
-        MAX_PARTITIONS partitions.
+        None if no other gateway is the coordinator now, if it does not answer, or if MAX_CALLS are
+        in progress. Raises CallFailed if repeating this does not help.
         """
-        node_id = self._view.coordinator_of(asked.group_id)
-        is_too_large = sum(len(indexes) for _, indexes in asked.topics) > MAX_PARTITIONS
-        if node_id in (UNKNOWN, self._view.node_id) or is_too_large:
+        if len(partitions) > MAX_PARTITIONS * MAX_CALLS_OF_REQUEST:
+            raise CallFailed(f"{len(partitions)} partitions in one request")
+        found: dict[tuple[str, int], CommittedOffset] = {}
+        for start in range(0, len(partitions), MAX_PARTITIONS):
+            rows = await self._call(group_id, partitions[start : start + MAX_PARTITIONS])
+            if rows is None:
+                return None
+            found.update(((topic, index), committed) for topic, index, committed in rows)
+        return lambda topic, index: found.get((topic, index))
+
+    async def _call(
+        self, group_id: str, partitions: Sequence[tuple[str, int]]
+    ) -> list[tuple[str, int, CommittedOffset]] | None:
+        node_id = self._view.coordinator_of(group_id)
+        if node_id in (UNKNOWN, self._view.node_id) or self._calls_in_progress >= MAX_CALLS:
             return None
+        asked = _ENCODER.encode(AskedOffsets(group_id, partitions))
+        self._calls_in_progress += 1
         try:
-            reply = await self._calls.call(
-                node_id, FETCH_OFFSETS, _ENCODER.encode(asked), CALL_SECONDS
-            )
-        except CallError:
+            reply = await self._calls.call(node_id, FETCH_OFFSETS, asked, CALL_SECONDS)
+        except (CallRefused, CallUnanswered):
             return None
-        committed = {(topic, index): one for topic, index, one in _REPLY_DECODER.decode(reply)}
-        return lambda topic, index: committed.get((topic, index))
+        finally:
+            self._calls_in_progress -= 1
+        return _REPLY_DECODER.decode(reply)
 
 
 def serve_offsets(
@@ -89,8 +109,7 @@ async def _answer(
         raise CallRefused(failure.message or failure.code.name) from failure
     found = [
         (topic, index, committed)
-        for topic, indexes in asked.topics
-        for index in indexes
+        for topic, index in asked.partitions
         if (committed := offsets.get(asked.group_id, topic, index)) is not None
     ]
     return _ENCODER.encode(found)

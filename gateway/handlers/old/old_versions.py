@@ -7,8 +7,9 @@ from typing import Any
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.old_requests import committed_at, offsets_before
+from gateway.cluster.calls import CallFailed
 from gateway.coroutines import TimeSlices, Waiter
-from gateway.groups.offsets.remote_offsets import AskedOffsets, FindOffset
+from gateway.groups.offsets.remote_offsets import FindOffset
 from gateway.handlers.fetch import fetch_records
 from gateway.handlers.groups.offset_commit import (
     commit_offsets,
@@ -26,11 +27,12 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.security.acls import AclOperation, AclResource
 
-#: Seconds to wait for a group's coordinator. Clients wait 30 s for a reply.
-COORDINATOR_SECONDS = 20.0
+#: Seconds to wait for a group's coordinator. The last attempt may take another 10 s, and clients
+#: wait 30 s for a reply.
+COORDINATOR_SECONDS = 15.0
 
 #: Seconds between two attempts to find it.
-RETRY_SECONDS = 0.2
+RETRY_SECONDS = 0.5
 
 
 @serves(ApiKey.FETCH, 0, 1)
@@ -182,8 +184,10 @@ async def _find_offsets(request: Any, caller: Caller) -> tuple[FindOffset | None
             or broker.leadership.is_refusing
         ):
             raise refusal
-        topics = [(topic.name, topic.partition_indexes) for topic in request.topics]
-        find = await remote.fetch(AskedOffsets(request.group_id, topics))
+        try:
+            find = await remote.fetch(request.group_id, _existing_partitions(request, caller))
+        except CallFailed:
+            raise refusal from None
         if find is not None:
             return find, None
         left = deadline - broker.clock.seconds()
@@ -191,3 +195,20 @@ async def _find_offsets(request: Any, caller: Caller) -> tuple[FindOffset | None
             Waiter(broker.clock), min(RETRY_SECONDS, left)
         ):
             raise refusal
+
+
+def _existing_partitions(request: Any, caller: Caller) -> list[tuple[str, int]]:
+    """The requested partitions that exist and that the caller may describe, once each.
+
+    With the names under which the offsets are stored: clients may use aliases of Pulsar's names.
+    """
+    partitions: dict[tuple[str, int], None] = {}
+    for topic in request.topics:
+        state = caller.broker.topics.get(topic.name)
+        if state is not None and caller.may_use_topic(AclOperation.DESCRIBE, topic.name):
+            partitions.update(
+                ((state.name, index), None)
+                for index in topic.partition_indexes
+                if 0 <= index < state.topic.partitions
+            )
+    return list(partitions)

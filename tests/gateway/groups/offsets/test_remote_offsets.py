@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from kafka.protocol.consumer.group import OffsetFetchRequest
 
+from gateway.cluster.calls import CallFailed
 from gateway.cluster.view import UNKNOWN
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.groups.offsets.remote_offsets import (
+    CALL_SECONDS,
+    FETCH_OFFSETS,
+    MAX_CALLS,
+    MAX_CALLS_OF_REQUEST,
     MAX_PARTITIONS,
-    AskedOffsets,
     RemoteOffsets,
     serve_offsets,
 )
@@ -28,6 +33,9 @@ class CoordinatorElsewhere(GatewayPair):
 
     def __init__(self) -> None:
         super().__init__()
+        self.sent: list[bytes] = []
+        receive = self.inboxes.receivers[CONTROLLER]
+        self.inboxes.receivers[CONTROLLER] = lambda message: receive(self._noted(message))
         self.controller.topic("orders")
         self.replay()
         offset = CommittedOffset(5, -1, "note", 0)
@@ -41,11 +49,20 @@ class CoordinatorElsewhere(GatewayPair):
         coordinator = self.controller.broker
         serve_offsets(self.calls[CONTROLLER], coordinator.confirm_coordinator, coordinator.offsets)
 
-    def send(self, version: int) -> MemoryClient:
-        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0, 0])
+    def send(self, version: int, *names: str, partitions: Sequence[int] = (0, 0)) -> MemoryClient:
+        topics = [
+            OffsetFetchRequest.OffsetFetchRequestTopic(
+                name=name, partition_indexes=list(partitions)
+            )
+            for name in names or ["orders"]
+        ]
         client = self.client()
-        client.send(frame_of(OffsetFetchRequest(group_id="g", topics=[topic]), version))
+        client.send(frame_of(OffsetFetchRequest(group_id="g", topics=topics), version))
         return client
+
+    def _noted(self, message: bytes) -> bytes:
+        self.sent.append(message)
+        return message
 
 
 def reply_of(client: MemoryClient, version: int) -> Any:
@@ -130,8 +147,48 @@ def test_later_version_reports_that_this_gateway_is_not_the_coordinator(pair):
     assert reply_of(client, 2).error_code == ErrorCode.NOT_COORDINATOR
 
 
-def test_coordinator_is_not_asked_for_too_many_partitions(pair):
-    for count, is_asked in ((MAX_PARTITIONS, True), (MAX_PARTITIONS + 1, False)):
-        asking = Started(pair.remote.fetch(AskedOffsets("g", [("orders", list(range(count)))])))
-        pair.run()
-        assert (asking.result is not None) is is_asked
+def test_alias_of_a_topic_finds_its_offset(pair):
+    store = pair.follower.store
+    names = {"persistent://public/default/orders": "orders"}
+    store.canonical = lambda name: names.get(name, name)
+    client = pair.send(1, "persistent://public/default/orders")
+    pair.run()
+    assert only_row(reply_of(client, 1)).committed_offset == 5
+
+
+def test_coordinator_is_asked_for_existing_partitions_only(pair):
+    client = pair.send(1, "unknown", "orders", partitions=range(-5, 5000))
+    pair.run()
+    assert len(reply_of(client, 1).topics) == 2
+    (message,) = pair.sent
+    assert len(message) < 200
+
+
+def test_many_partitions_are_asked_for_in_several_calls(pair):
+    partitions = [("orders", index) for index in range(MAX_PARTITIONS + 1)]
+    asking = Started(pair.remote.fetch("g", partitions))
+    pair.run()
+    assert asking.result("orders", 0).offset == 5
+    assert len(pair.sent) == 2
+
+
+def test_too_many_partitions_are_refused(pair):
+    partitions = [("orders", 0)] * (MAX_PARTITIONS * MAX_CALLS_OF_REQUEST + 1)
+    assert isinstance(Started(pair.remote.fetch("g", partitions)).failure, CallFailed)
+
+
+def test_connection_is_closed_at_once_if_the_coordinator_does_not_know_the_call(pair):
+    del pair.calls[CONTROLLER]._handlers[FETCH_OFFSETS]
+    client = pair.send(1)
+    pair.run()
+    assert client.is_aborted
+    assert len(pair.sent) == 1
+
+
+def test_calls_in_progress_are_limited(pair):
+    pair.inboxes.receivers[CONTROLLER] = lambda _: None
+    asking = [Started(pair.remote.fetch("g", [("orders", 0)])) for _ in range(MAX_CALLS + 1)]
+    assert [one.is_done for one in asking] == [False] * MAX_CALLS + [True]
+    assert asking[-1].result is None
+    pair.run(CALL_SECONDS + 1)
+    assert all(one.result is None for one in asking)
