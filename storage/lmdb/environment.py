@@ -134,17 +134,26 @@ class LmdbEnvironment:
             mode=0o600,
         )
         try:
-            # If all databases exist, nothing is written: a store on a full disk can be opened and
-            # read.
-            with env.begin(write=True) as txn:
-                meta = env.open_db(b"meta", txn=txn)
-                self._check_format(txn, meta)
-                self.databases = {name: env.open_db(name.encode(), txn=txn) for name in DATABASES}
+            try:
+                self._open_databases(env)
+            except lmdb.MapFullError:
+                # A file that is larger than `map_size` is mapped without a free page.
+                env.set_mapsize(env.info()["map_size"] + GIB)
+                self._open_databases(env)
         except BaseException:
             env.close()
             raise
         self._map_bytes = env.info()["map_size"]
         self._env = env
+
+    def _open_databases(self, env: Any) -> None:
+        """Open all databases. Writes only those that are missing, and the format if it is older: a
+        store on a full disk can be opened and read.
+        """
+        with env.begin(write=True) as txn:
+            meta = env.open_db(b"meta", txn=txn)
+            self._check_format(txn, meta)
+            self.databases = {name: env.open_db(name.encode(), txn=txn) for name in DATABASES}
 
     def _check_format(self, txn: Any, meta: Any) -> None:
         """Write the format to a new or older store; refuse a newer one before changing anything.

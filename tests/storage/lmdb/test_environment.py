@@ -34,6 +34,27 @@ sys.stdin.read()
 """
 
 
+def test_older_store_without_a_free_page_in_its_map_opens(directory: Path, tmp_path: Path) -> None:
+    """As `mdb_copy -c` leaves a store that is larger than `map_bytes`."""
+    full = tmp_path / "full"
+    full.mkdir()
+    with lmdb.open(str(full), map_size=16 * MIN_MAP_BYTES, max_dbs=16) as env:
+        with env.begin(write=True) as txn:
+            txn.put(b"format", b"1", db=env.open_db(b"meta", txn=txn))
+            entries = env.open_db(b"entries", txn=txn)
+            for number in range(4 * MIN_MAP_BYTES // 2000):
+                txn.put(b"%d" % number, bytes(2000), db=entries)
+        directory.mkdir(exist_ok=True)
+        env.copy(str(directory), compact=True)
+    environment = LmdbEnvironment(directory, MIN_MAP_BYTES)
+    try:
+        assert environment.read(
+            lambda txn: txn.get(b"format", db=environment.databases["meta"])
+        ) == str(FORMAT).encode()
+    finally:
+        environment.close()
+
+
 def test_lock_error_names_holder_and_remedy(directory: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
