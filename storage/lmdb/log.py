@@ -246,7 +246,7 @@ class LmdbLog:
         def run(burst: Burst) -> int:
             return changes.replace_entries(burst, self._log_id, first, last, entries)
 
-        await self._store.write(Task(run, self._replaced, size))
+        await self._store.write(Task(run, self._replaced, size, writes_entries=True))
 
     def _replaced(self, size: int) -> None:
         self._size = size

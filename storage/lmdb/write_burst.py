@@ -88,20 +88,23 @@ class Task(Generic[T]):
 
     `run` is called in the writer thread (again if the burst is retried), then `on_complete` in the
     reactor thread if it succeeded. To refuse, `run` raises a StorageError or ValueError before it
-    writes anything.
+    writes anything. `writes_entries` is set if it writes to the journal.
     """
 
-    __slots__ = ("done", "on_complete", "run", "size")
+    __slots__ = ("done", "on_complete", "run", "size", "writes_entries")
 
     def __init__(
         self,
         run: Callable[[Burst], T],
         on_complete: Callable[[T], None] | None = None,
         size: int = 0,
+        *,
+        writes_entries: bool = False,
     ) -> None:
         self.run = run
         self.on_complete = on_complete
         self.size = size
+        self.writes_entries = writes_entries
         self.done: Deferred[T] = Deferred()
 
 

@@ -55,6 +55,10 @@ They are tried again and no caller waits for them. While something else fails, t
 """
 
 
+def _needs_journal(operation: Operation) -> bool:
+    return isinstance(operation, Append) or operation.writes_entries
+
+
 class LmdbWriter:
     """The only thread that writes. `deliver` gets each burst's outcomes in the reactor thread."""
 
@@ -136,7 +140,7 @@ class LmdbWriter:
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Write one burst. If a medium refuses it, the operations that need this medium fail and
-        the others are retried without them: appends need the journal, tasks LMDB.
+        the others are retried without them: appends and replacements need the journal, tasks LMDB.
         """
         has_appends = any(isinstance(one, Append) for one in operations)
         has_tasks = not all(isinstance(one, Append) for one in operations)
@@ -147,9 +151,13 @@ class LmdbWriter:
         except Exception as error:  # noqa: BLE001 - a bug fails this burst, not the writer thread
             fails_appends = isinstance(error, JournalFailed) or not has_tasks
             reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
+            rest: list[Operation] = []
+            if isinstance(error, JournalFailed):
+                rest = [one for one in operations if not _needs_journal(one)]
+            elif isinstance(error, lmdb.Error):
+                rest = [one for one in operations if isinstance(one, Append)]
             written: dict[int, Outcome] = {}
-            if has_appends and has_tasks and isinstance(error, JournalFailed | lmdb.Error):
-                rest = [one for one in operations if isinstance(one, Append) is not fails_appends]
+            if 0 < len(rest) < len(operations):
                 written = {id(outcome[0]): outcome for outcome in self._write(rest)}
             # A separate exception each: one raised by thousands of callers would collect all their
             # tracebacks.

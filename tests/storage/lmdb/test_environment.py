@@ -48,9 +48,10 @@ def test_older_store_without_a_free_page_in_its_map_opens(directory: Path, tmp_p
         env.copy(str(directory), compact=True)
     environment = LmdbEnvironment(directory, MIN_MAP_BYTES)
     try:
-        assert environment.read(
-            lambda txn: txn.get(b"format", db=environment.databases["meta"])
-        ) == str(FORMAT).encode()
+        assert (
+            environment.read(lambda txn: txn.get(b"format", db=environment.databases["meta"]))
+            == str(FORMAT).encode()
+        )
     finally:
         environment.close()
 

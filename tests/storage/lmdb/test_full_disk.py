@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 
 from storage.files import DiskFiles
 from storage.lmdb import LmdbSettings, LmdbStore
@@ -64,6 +65,39 @@ async def test_append_into_allocated_part_of_a_file_does_not_use_the_reserve(
     await log.delete_before(1)
     await (await store.table("rows")).put({b"k": b"v"})
     assert [one.base_offset for one in await everything(log)] == [1]
+
+
+@ensureDeferred
+async def test_refused_replacement_does_not_fail_what_is_written_with_it(
+    directory: Path, open_store: Opener
+) -> None:
+    disk = SmallDisk(directory, DISK)
+    store = open_store(files=disk, tail_bytes=0, reserve_bytes=RESERVE)
+    await store.open()
+    await store.create_topic(topic())
+    await store.create_topic(topic("gone"))
+    log, table = await store.log("orders", 0), await store.table("rows")
+    await log.append([sized(0, 100), sized(1, 100)])
+    disk.limit = RESERVE // 2
+
+    async def wait(outcome: Awaitable[object]) -> None:
+        await outcome
+
+    # The first occupies the writer, so that the others are one burst.
+    first, replacing, *others = [
+        Deferred.fromCoroutine(wait(outcome))
+        for outcome in (
+            table.put({b"a": b"1"}),
+            log.replace(0, 1, [sized(1, 50)]),
+            log.delete_before(1),
+            store.delete_topic("gone"),
+            table.put({b"k": b"v"}),
+        )
+    ]
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        await replacing
+    for one in (first, *others):
+        await one
 
 
 @ensureDeferred
