@@ -175,7 +175,7 @@ class MemoryMetadataLog:
         other = medium.writer
         before, self._refused_in = self._refused_in, medium.term
         if other is not None and (not force or before not in (None, medium.term)):
-            raise OtherController(f"the store is in use by {other.name}")
+            raise OtherController(f"the store has another controller: {other.name}")
         self._refused_in = None
         medium.term += 1
         medium.writer = self._process

@@ -1,4 +1,4 @@
 """Old request versions with different behaviour. May import other handlers.
 
-`gateway.handlers` imports all modules except `old_group_versions` only if `compat` is installed.
+`gateway.handlers` imports `old_versions` and `produce_message_sets` only if `compat` is installed.
 """

@@ -20,7 +20,7 @@ from gateway.groups.offsets.remote_offsets import (
     RemoteOffsets,
     serve_offsets,
 )
-from gateway.handlers.old.old_versions import COORDINATOR_SECONDS
+from gateway.handlers.old.offset_fetch import COORDINATOR_SECONDS
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended
 from tests.fakes.connection import MemoryClient
