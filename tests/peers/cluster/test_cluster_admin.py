@@ -268,6 +268,26 @@ def test_each_group_is_served_by_its_coordinator_only(gateways: Gateways) -> Non
         }
 
 
+def test_each_gateway_answers_old_offset_fetch_for_all_groups(gateways: Gateways) -> None:
+    """Old librdkafka ignores the errors of OffsetFetch 1, and loses its position."""
+    groups = [f"old-{number}" for number in range(2 * NODES)]
+    for offset, group in enumerate(groups):
+        commit_offsets(gateways.bootstrap, group, {("orders", 0): offset})
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+
+    def offsets(peer: Peer) -> list[tuple[int, int]]:
+        found = []
+        for group in groups:
+            asked = OffsetFetchRequest(group_id=group, topics=[topic])
+            ((row,),) = [
+                one.partitions for one in peer.request(asked, OffsetFetchResponse, 1).topics
+            ]
+            found.append((row.committed_offset, row.error_code))
+        return found
+
+    assert at_each(gateways, offsets) == [[(offset, 0) for offset in range(2 * NODES)]] * NODES
+
+
 def test_each_partition_is_served_by_its_leader_only(gateways: Gateways) -> None:
     found = at_each(gateways, lambda peer: leaders(peer, "orders"))
     assert found == [found[0]] * NODES
