@@ -172,6 +172,7 @@ def produce(
     request: ProduceRequest, caller: Caller
 ) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
     """Append record batches."""
+    # Also without a plain request, producers that did not send again are forgotten.
     _has_refused(caller)
     return append_records(request, caller, _prepare_batch)
 

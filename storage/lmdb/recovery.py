@@ -172,25 +172,37 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         parsed = parse(journal.mark, segment, data, start, durable_to)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
         appends, at = whole_appends(parsed, start)
-        if segment == segments[-1] and unreadable and unreadable[-1] + PAGE > at:
+        if segment == segments[-1] and not _is_end_readable(journal, segment, data, unreadable, at):
             is_left = True
-            log.error(
-                "the end of the journal in %s cannot be read, segment %d from %d: the last records "
-                "before the crash may be missing. The file is not changed",
-                journal.directory,
-                segment,
-                at,
-            )
-        elif segment == segments[-1] and data[at:].strip(b"\0"):
-            log.info(
-                "segment %d of the journal in %s has an interrupted write at %d, which is cut off",
-                segment,
-                journal.directory,
-                at,
-            )
         found += [TailFrame(segment, *one) for one in appends]
         end = Place(segment, at)
     return Tail(found, damage, end, is_left, next_number, damaged)
+
+
+def _is_end_readable(
+    journal: Journal, segment: int, data: bytes, unreadable: Sequence[int], at: int
+) -> bool:
+    """Whether the last segment can be read behind `at`, where its entries end. Logs what is there.
+
+    `unreadable` has the positions of the pages that cannot be read.
+    """
+    if unreadable and unreadable[-1] + PAGE > at:
+        log.error(
+            "the end of the journal in %s cannot be read, segment %d from %d: the last records "
+            "before the crash may be missing. The file is not changed",
+            journal.directory,
+            segment,
+            at,
+        )
+        return False
+    if data[at:].strip(b"\0"):
+        log.info(
+            "segment %d of the journal in %s has an interrupted write at %d, which is cut off",
+            segment,
+            journal.directory,
+            at,
+        )
+    return True
 
 
 def segments_in_order(
