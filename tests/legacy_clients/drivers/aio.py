@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 
 VERSION = tuple(int(part) for part in aiokafka.__version__.split(".")[:2])
 IN_FLIGHT = 10000
@@ -184,9 +185,21 @@ async def group(options, spans):
                 show(record)
             missing -= len(records)
         if following:
-            await consumer.commit(following)
+            await commit(consumer, following, int(options.get("retries", "0")))
     # Leaves the group.
     await consumer.stop()
+
+
+async def commit(consumer, offsets, retries):
+    """Commit, up to `retries` more times: aiokafka 0.3 raises the errors of its coordinator."""
+    while True:
+        try:
+            return await consumer.commit(offsets)
+        except KafkaError as error:
+            if not retries or not error.retriable:
+                raise
+            retries -= 1
+            await asyncio.sleep(0.1)
 
 
 async def transaction(options, spans):

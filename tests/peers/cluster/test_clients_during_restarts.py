@@ -84,6 +84,7 @@ MORE_RETRIES = {
 #: the application, which has to repeat the call.
 REPEATED_BY_APPLICATION = frozenset(
     {
+        "aiokafka-0.3.1",
         "confluent-0.11.6",
         "confluent-1.0.0",
         "confluent-1.0.0-as-0.9",
