@@ -39,6 +39,7 @@ from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.counters import count_errors
 from gateway.traffic.recorder import NULL_RECORDER
 from gateway.traffic.usage import UsageCounters
+from storage.log import StorageError
 
 #: Requests of at least this many bytes are decoded on another thread: a body may contain 5,000
 #: elements, which take about 10 ms. Produce is excluded: it consists mostly of records, which are
@@ -177,5 +178,9 @@ async def _create_topic(broker: Broker, revision: Callable[[], int], payload: by
 
 async def _allocate_producer_ids(broker: Broker, payload: bytes) -> bytes:
     _check_controller(broker)
-    block = await broker.producer_id_blocks.allocate()
+    try:
+        block = await broker.producer_id_blocks.allocate()
+    except StorageError as failure:
+        # Ids of a block that may have been reserved are not used.
+        raise CallRefused(str(failure)) from failure
     return msgspec.msgpack.encode((block.start, block.stop))

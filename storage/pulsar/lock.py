@@ -244,7 +244,8 @@ class StoreLock:
             self._reconnection.connected()
             if self._queued_confirmations:
                 self._settle_confirmations()
-                if producer is self._producer:
+                # A callback may have released the lock, or asked for another confirmation.
+                if producer is self._producer and not self._is_heartbeat_in_flight:
                     self._heartbeat()
             else:
                 self._schedule(self._settings.lock_beat_seconds, self._heartbeat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -345,6 +346,21 @@ def test_producer_ids_of_two_gateways_differ() -> None:
     ]
     pair.run()
     assert [one.result for one in asked] == [0, 1000, 1]
+
+
+def test_producer_ids_are_asked_for_again_when_the_controller_cannot_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pair = make_pair()
+    store = pair.controller.store
+    store.refuse_writes = True
+    asked = Started(pair.follower.broker.producer_ids.next_id())
+    pair.run(2)
+    assert not asked.is_done
+    store.refuse_writes = False
+    pair.run(2)
+    assert asked.result == 0
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 def test_topic_and_producer_ids_without_a_controller_are_retriable_errors() -> None:

@@ -19,9 +19,10 @@ except ImportError:
 import kafka
 
 try:
+    from kafka.errors import NodeNotReadyError
     from kafka.structs import OffsetAndMetadata
 except ImportError:
-    from kafka.common import OffsetAndMetadata
+    from kafka.common import NodeNotReadyError, OffsetAndMetadata
 
 VERSION = tuple(int(part) for part in kafka.__version__.split(".")[:2])
 
@@ -58,7 +59,7 @@ def common(options):
     elif VERSION >= (1, 3):
         # Two seconds by default, for all that comes before the first request.
         settings["api_version_auto_timeout_ms"] = int(float(options["timeout"]) * 1000)
-    else:
+    elif "retries" not in options:
         # The two-second default has no setting; the arguments are node_id, timeout, strict.
         asks = kafka.client_async.KafkaClient.check_version
         getattr(asks, "__func__", asks).__defaults__ = (None, float(options["timeout"]), False)
@@ -79,6 +80,22 @@ def common(options):
         if "tls-certificate" in options:
             settings["ssl_context"].load_cert_chain(options["tls-certificate"], options["tls-key"])
     return settings
+
+
+def connected(make, options):
+    """Return make(), with --retries tried again while a broker refuses the connection.
+
+    kafka-python 1.0 asks one broker for its version. After a refused connection it does not find
+    it ready any more, until its timeout.
+    """
+    deadline = time.time() + float(options["timeout"])
+    while True:
+        try:
+            return make()
+        except NodeNotReadyError:
+            if "retries" not in options or time.time() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 class FixedToken(object):
@@ -163,8 +180,11 @@ def produce(options):
     elif VERSION >= (3, 0) and "acks" in options:
         settings["enable_idempotence"] = options["acks"] == "all"
     patience = int(float(options["timeout"]) * 1000)
-    producer = kafka.KafkaProducer(
-        compression_type=None if codec == "none" else codec, max_block_ms=patience, **settings
+    producer = connected(
+        lambda: kafka.KafkaProducer(
+            compression_type=None if codec == "none" else codec, max_block_ms=patience, **settings
+        ),
+        options,
     )
     feed = Feed(producer, carries_headers(options))
     feed.start()
@@ -235,11 +255,14 @@ def group(options, spans):
     settings = reading(options)
     if "session" in options:
         settings.update(session_timeout_ms=int(options["session"]), heartbeat_interval_ms=500)
-    consumer = kafka.KafkaConsumer(
-        group_id=options["group"],
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        **settings
+    consumer = connected(
+        lambda: kafka.KafkaConsumer(
+            group_id=options["group"],
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            **settings
+        ),
+        options,
     )
     consumer.subscribe([topic])
     missing = int(count)

@@ -78,13 +78,22 @@ RETRY_FOREVER = {
     "reconnect.backoff.max.ms": "500",
 }
 
+#: Longer than an outage. When a batch expires, a producer before 2.3 takes a new producer id. A
+#: batch with the old one that is refused then shifts the sequence numbers of the new one
+#: (KAFKA-8484): the next batch has the number of the one before, and is acknowledged as its copy.
+OLD_IDEMPOTENT_REQUEST_MS = "300000"
+
 PRODUCERS = (
     ProducerVersion(
         "0.9.0.1", {"retries": RETRY_FOREVER["retries"], "request.timeout.ms": "30000"}
     ),
     ProducerVersion(
         "1.1.1",
-        {**RETRY_FOREVER, "request.timeout.ms": "30000", "enable.idempotence": "true"},
+        {
+            **RETRY_FOREVER,
+            "request.timeout.ms": OLD_IDEMPOTENT_REQUEST_MS,
+            "enable.idempotence": "true",
+        },
         True,
         "1",
     ),

@@ -81,10 +81,11 @@ MORE_RETRIES = {
 }
 
 #: Consumers that report a refused commit (NOT_COORDINATOR), or a broker that they cannot reach, to
-#: the application, which has to repeat the call.
+#: the application, which has to repeat the call, or to make the consumer again.
 REPEATED_BY_APPLICATION = frozenset(
     {
         "aiokafka-0.3.1",
+        "kafka-python-1.0.2",
         "confluent-0.11.6",
         "confluent-1.0.0",
         "confluent-1.0.0-as-0.9",

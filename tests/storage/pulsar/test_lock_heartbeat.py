@@ -107,6 +107,19 @@ def test_lock_released_because_of_a_failed_heartbeat_sends_no_more(
     assert clock.getDelayedCalls() == []
 
 
+def test_confirmation_asked_for_by_a_confirmed_caller_sends_one_heartbeat(
+    lock: Any, producer: SilentProducer, clock: Clock
+) -> None:
+    lock.confirm().addCallback(lambda _: lock.confirm())
+    lock.confirm()
+    producer.answers.pop()(pulsar.Result.Ok, None)
+    assert len(producer.answers) == 1
+    producer.answers.pop()(pulsar.Result.Ok, None)
+    assert producer.answers == []
+    lock._mark_lost("another process has taken over the store")
+    assert clock.getDelayedCalls() == []
+
+
 def test_lock_whose_producer_is_not_reconnected_is_reacquired(
     lock: Any, client: ImmediateClient, producer: SilentProducer, clock: Clock
 ) -> None:
