@@ -189,9 +189,13 @@ def _skipped(log: Log, group: Commits) -> list[str]:
 
 def _lost(log: Log, producer: ProducerRecords) -> list[str]:
     lost = [(place, value) for place, value in producer.stored if log.values.get(place) != value]
-    return (
-        [f"{producer.name}: {len(lost)} acknowledged and lost: {lost[:EXAMPLES]}"] if lost else []
-    )
+    if not lost:
+        return []
+    return [f"{producer.name}: {len(lost)} acknowledged and lost: {lost[:EXAMPLES]}"] + [
+        f"{producer.name}: {log.values[place]!r} at {place[0]}:{place[1]}: {log.batches[place]}"
+        for place, _ in lost[:EXAMPLES]
+        if place in log.batches
+    ]
 
 
 def _duplicated(log: Log, producer: ProducerRecords) -> list[str]:
