@@ -20,6 +20,8 @@ def main(bootstrap, topic, group, *settings):
         "enable.partition.eof": False,
         "auto.offset.reset": "earliest",
         "reconnect.backoff.jitter.ms": 200,
+        # Otherwise 1.0.0 may never look for the next coordinator (librdkafka #2266).
+        "enable.sparse.connections": False,
         "topic.metadata.refresh.interval.ms": 1000,
         "log_level": 0,
     }
