@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-from kafka.errors import KafkaConnectionError, KafkaError
+from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
 
 from gateway.cli import passwords
 from gateway.cli.kafka_client import AdminClient
@@ -232,6 +232,11 @@ def _with_server(act: Callable[..., None], *, is_optional: bool) -> Callable[...
 def error_text(error: KafkaError) -> str:
     """Return the message of an error without the class names and numbers added by the library."""
     text = _PREFIXES.sub("", str(error))
+    if isinstance(error, NodeNotReadyError) and text.isdigit():
+        return (
+            f"cannot connect to node {text} at its advertised address, which `kopgate cluster "
+            "describe` shows"
+        )
     return text or getattr(type(error), "description", "") or type(error).__name__
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError, for_code
+from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, for_code
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,18 @@ class AdminClient(KafkaAdminClient):
         return self._manager.run(send)
 
     async def _send(self, request: Any, node_id: int | None) -> Any:
-        return await self._manager.send(request, node_id=node_id)
+        try:
+            return await self._manager.send(request, node_id=node_id)
+        except (KafkaConnectionError, NodeNotReadyError) as error:
+            node = None if node_id is None else self._manager.cluster.broker_metadata(node_id)
+            if node is None:
+                raise
+            # The library's message has neither the address nor, while it waits to connect again,
+            # a reason.
+            raise type(error)(
+                f"cannot connect to node {node_id} at its advertised address "
+                f"{node.host}:{node.port}"
+            ) from error
 
 
 def retry(

@@ -165,9 +165,8 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     machine, with node ids and ports from the given ones on; they are restarted when they end.
     """
     flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
-    names = {
-        field: f"--{field.replace('_', '-').removesuffix('s')}" for field in named if named[field]
-    }
+    options = {option.name: option.opts[0] for option in serve.params}
+    names = {field: options[field] for field in named if named[field]}
     try:
         settings = layers.load(flags, config, names)
     except SettingsError as error:

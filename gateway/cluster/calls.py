@@ -27,6 +27,10 @@ _log = logs.get_logger(__name__)
 #: Most unanswered calls of this gateway: to one target, and to all targets.
 MAX_CALLS_TO_TARGET, MAX_CALLS = 100, 1000
 
+#: Most bytes in the payloads of unanswered calls to one target. Heartbeats use the same inbox,
+#: which drops messages if too many bytes wait. This is half of what may wait on Pulsar.
+MAX_BYTES_TO_TARGET = 2 * MAX_CALL_BYTES
+
 #: Most calls of other gateways that this gateway executes at the same time.
 MAX_RUNNING = 1000
 
@@ -144,6 +148,7 @@ class Calls:
         self._last_id = 0
         self._pending: dict[int, _Pending] = {}
         self._pending_by_target: Counter[int] = Counter()
+        self._bytes_by_target: Counter[int] = Counter()
         self._handlers: dict[str, CallHandler] = {}
         self._running: dict[_CallKey, Cancel | None] = {}
         self._replies: OrderedDict[_CallKey, bytes] = OrderedDict()
@@ -169,6 +174,7 @@ class Calls:
         call_id, until = self._last_id, self._clock.seconds() + timeout
         pending = self._pending[call_id] = _Pending(node_id, incarnation or 0)
         self._pending_by_target[node_id] += 1
+        self._bytes_by_target[node_id] += len(payload)
         pause = RESEND_SECONDS
         try:
             while (left := until - self._clock.seconds()) > 0:
@@ -190,8 +196,9 @@ class Calls:
         finally:
             del self._pending[call_id]
             self._pending_by_target[node_id] -= 1
+            self._bytes_by_target[node_id] -= len(payload)
             if not self._pending_by_target[node_id]:
-                del self._pending_by_target[node_id]
+                del self._pending_by_target[node_id], self._bytes_by_target[node_id]
 
     def _check_call(self, node_id: int, incarnation: int | None, payload: bytes) -> None:
         if self._is_closed:
@@ -205,6 +212,7 @@ class Calls:
         if (
             len(self._pending) >= MAX_CALLS
             or self._pending_by_target[node_id] >= MAX_CALLS_TO_TARGET
+            or self._bytes_by_target[node_id] + len(payload) > MAX_BYTES_TO_TARGET
         ):
             raise CallRefused(f"too many unanswered calls to gateway {node_id}")
 

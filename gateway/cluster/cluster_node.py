@@ -337,6 +337,21 @@ class ClusterNode:
         for node_id, row in after.items():
             if node_id not in before or before[node_id].registration != row.registration:
                 _log.info("node joined the cluster", node=node_id, host=row.host, pid=row.process)
+                if row.incarnation == self.incarnation:
+                    self._check_addresses(after)
+
+    def _check_addresses(self, nodes: Mapping[int, NodeRow]) -> None:
+        """Warn if another node advertises an address of this node: clients would reach either."""
+        own = set(nodes[self.node_id].addresses.values())
+        for node_id, row in nodes.items():
+            if node_id != self.node_id:
+                for host, port in own.intersection(row.addresses.values()):
+                    _log.warning(
+                        "another node advertises the same address",
+                        node=node_id,
+                        address=f"{host}:{port}",
+                        remedy="set advertised to an address that leads to this gateway only",
+                    )
 
     def _log_refused(self, node: NodeRow) -> None:
         """Log once that a node is not registered because there are too many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.cluster.calls import CallFailed
-from gateway.coroutines import Waiter
+from gateway.coroutines import TimeSlices, Waiter
 from gateway.groups.offsets.remote_offsets import FindOffset
 from gateway.handlers.groups.offset_commit import (
     committed_offsets,
@@ -77,7 +77,7 @@ async def _find_offsets(request: Any, caller: Caller) -> tuple[FindOffset | None
         ):
             raise refusal
         try:
-            find = await remote.fetch(request.group_id, _existing_partitions(request, caller))
+            find = await remote.fetch(request.group_id, await _existing_partitions(request, caller))
         except CallFailed:
             raise refusal from None
         if find is not None:
@@ -89,12 +89,13 @@ async def _find_offsets(request: Any, caller: Caller) -> tuple[FindOffset | None
             raise refusal
 
 
-def _existing_partitions(request: Any, caller: Caller) -> list[tuple[str, int]]:
+async def _existing_partitions(request: Any, caller: Caller) -> list[tuple[str, int]]:
     """The requested partitions that exist and that the caller may describe, once each.
 
     With the names under which the offsets are stored: clients may use aliases of Pulsar's names.
     """
     partitions: dict[tuple[str, int], None] = {}
+    slices = TimeSlices(caller.broker.clock)
     for topic in request.topics:
         state = caller.broker.topics.get(topic.name)
         if state is not None and caller.may_use_topic(AclOperation.DESCRIBE, topic.name):
@@ -103,4 +104,5 @@ def _existing_partitions(request: Any, caller: Caller) -> list[tuple[str, int]]:
                 for index in topic.partition_indexes
                 if 0 <= index < state.topic.partitions
             )
+        await slices.take(1 + len(topic.partition_indexes))
     return list(partitions)

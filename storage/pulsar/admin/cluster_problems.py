@@ -29,7 +29,7 @@ class ClusterProblem:
 
     def __str__(self) -> str:
         """One line, even if a broker's reason has several."""
-        return " ".join(f"{self.text}. To do: {self.remedy}".split())
+        return " ".join(f"{self.text.rstrip('.')}. To do: {self.remedy}".split())
 
 
 class TokenClaims(msgspec.Struct, frozen=True):

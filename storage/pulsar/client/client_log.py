@@ -32,13 +32,15 @@ attempt.
 OMITTED = (
     "Topic has an existing exclusive producer",
     "Received error response from server: ResultProducerFenced",
+    "Failed to create consumer: AlreadyClosed",
     "Failed to create producer: AlreadyClosed",
     "Failed to close producer: AlreadyClosed",
     "Cancel the reconnection since the handler is destroyed",
 )
 """Parts of lines that are not forwarded. They are normal in a cluster, and frequent: a gateway is
 refused while it tries to become the controller, is fenced when its shards have a new leader, and
-closes producers that wait for a topic or are already closed. The store reports what matters.
+closes producers and readers that wait for a topic or are already closed. The store reports what
+matters.
 """
 
 LEVELS = {

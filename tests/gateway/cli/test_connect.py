@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from kafka.errors import (
     KafkaConnectionError,
+    NodeNotReadyError,
     SaslAuthenticationFailedError,
     UnknownTopicOrPartitionError,
 )
@@ -244,6 +245,10 @@ def test_untrusted_certificate_is_reported(tmp_path):
 )
 def test_error_text_has_no_class_names_or_numbers(error, text):
     assert error_text(error) == text
+
+
+def test_error_text_says_which_node_cannot_be_reached():
+    assert error_text(NodeNotReadyError(5)).startswith("cannot connect to node 5")
 
 
 def test_failed_connection_raises_click_exception(closed_port):

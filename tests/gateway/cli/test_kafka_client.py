@@ -7,7 +7,9 @@ import pytest
 from kafka.errors import (
     CoordinatorNotAvailableError,
     GroupAuthorizationFailedError,
+    KafkaConnectionError,
     KafkaError,
+    NodeNotReadyError,
     NotControllerError,
 )
 
@@ -59,6 +61,25 @@ def test_fatal_error_is_raised_at_once():
     with pytest.raises(GroupAuthorizationFailedError):
         retry(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
     assert clock.now == 0
+
+
+@pytest.mark.parametrize(
+    "failure", [KafkaConnectionError("DNS Resolution failure"), NodeNotReadyError(5)]
+)
+def test_node_that_cannot_be_reached_is_named(failure):
+    async def send(request, node_id):
+        raise failure
+
+    client = AdminClient.__new__(AdminClient)
+    node = SimpleNamespace(host="kafka-5.example", port=9092)
+    client._manager = SimpleNamespace(
+        run=lambda call, *arguments: asyncio.run(call(*arguments)),
+        send=send,
+        cluster=SimpleNamespace(broker_metadata={5: node}.get),
+    )
+    where = r"node 5 at its advertised address kafka-5\.example:9092"
+    with pytest.raises(type(failure), match=where):
+        client.send(object(), 5)
 
 
 def test_request_is_sent_again_if_the_controller_has_changed():

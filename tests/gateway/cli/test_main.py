@@ -96,6 +96,13 @@ def test_serve_maps_pulsar_flags_to_settings(served):
     assert (settings.pulsar_setup, settings.pulsar_takeover) == (True, True)
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--workers", "0"), ("--listener", "x")])
+def test_error_names_the_flag_as_it_was_given(served, flag, value):
+    done = kopgate("serve", flag, value)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"kopgate: {flag}: ")
+
+
 def test_error_for_invalid_pulsar_address_names_flag(served):
     done = kopgate("serve", "--store", "pulsar://a:1", "--pulsar-admin", "a:8080")
     assert done.exit_code == 2

@@ -240,6 +240,21 @@ def test_calls_to_one_gateway_and_to_all_are_limited(
     assert again.result == b"re: hello"
 
 
+def test_bytes_of_calls_to_one_gateway_are_limited(gateways: ConnectedCalls) -> None:
+    """Two of the largest wait for their reply. A third, and nothing else, is refused."""
+    gateways.held = Deferred()
+    largest = bytes(module.MAX_PAYLOAD_BYTES)
+    waiting = [gateways.start(largest) for _ in range(2)]
+    assert isinstance(gateways.start(largest).failure, CallRefused)
+    small = gateways.start(b"small")
+    assert not small.is_done
+    gateways.held.callback(None)
+    gateways.run()
+    assert all(one.is_done for one in [*waiting, small])
+    assert not gateways.one._bytes_by_target
+    assert not gateways.start(largest).is_done
+
+
 def test_running_calls_are_limited(
     gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from tests.gateway.cluster.nodes.node_group import SHARDS, TIMING, NodeGroup, No
 
 ALL = set(range(SHARDS))
 JOINED = "node joined the cluster"
+SAME_ADDRESS = "another node advertises the same address"
 
 
 @pytest.fixture
@@ -362,6 +363,14 @@ def test_controller_that_loses_the_role_stops_waiting_for_replay(group):
     Started(two.medium.log.acquire(True))
     group.run(1)
     assert waiting.result is None
+
+
+def test_address_of_another_node_is_logged_when_a_node_joins(group, caplog):
+    group.join(1, "gateway.example")
+    assert SAME_ADDRESS not in [event for event, _ in events(caplog)]
+    group.join(2, "gateway.example")
+    (fields,) = [fields for event, fields in events(caplog) if event == SAME_ADDRESS]
+    assert (fields["node"], fields["address"]) == (1, "gateway.example:9092")
 
 
 def test_changes_of_nodes_are_logged(group, caplog):

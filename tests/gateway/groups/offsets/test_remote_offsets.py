@@ -10,6 +10,7 @@ from kafka.protocol.consumer.group import OffsetFetchRequest
 
 from gateway.cluster.calls import CallFailed
 from gateway.cluster.view import UNKNOWN
+from gateway.coroutines import SLICE_ROWS
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.groups.offsets.remote_offsets import (
     CALL_SECONDS,
@@ -162,6 +163,16 @@ def test_coordinator_is_asked_for_existing_partitions_only(pair):
     assert len(reply_of(client, 1).topics) == 2
     (message,) = pair.sent
     assert len(message) < 200
+
+
+def test_many_topics_are_looked_up_in_several_reactor_turns(pair, monkeypatch):
+    topics, looked_up = pair.follower.broker.topics, []
+    get = topics.get
+    monkeypatch.setattr(topics, "get", lambda name: looked_up.append(name) or get(name))
+    client = pair.send(1, *(f"unknown-{number}" for number in range(3 * SLICE_ROWS)))
+    assert 0 < len(looked_up) <= SLICE_ROWS
+    pair.run()
+    assert len(reply_of(client, 1).topics) == 3 * SLICE_ROWS
 
 
 def test_many_partitions_are_asked_for_in_several_calls(pair):

@@ -19,6 +19,10 @@ def test_problem_text_includes_remedy() -> None:
     assert str(ClusterProblem(True, "it is broken", "mend it")) == "it is broken. To do: mend it"
 
 
+def test_reason_that_ends_with_a_full_stop_is_followed_by_no_other() -> None:
+    assert str(ClusterProblem(True, "it is refused.", "mend it")) == "it is refused. To do: mend it"
+
+
 def test_problem_text_is_one_line() -> None:
     assert (
         str(ClusterProblem(True, "refused: an error\n\tat some.place", "mend it"))

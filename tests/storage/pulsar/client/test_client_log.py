@@ -51,6 +51,7 @@ def test_line_of_unknown_format_is_a_warning(caplog: pytest.LogCaptureFixture):
     [
         "ResultProducerFenced (...: Topic has an existing exclusive producer: standalone-0-1)",
         "Received error response from server: ResultProducerFenced (...) -- req_id: 7",
+        "Failed to create consumer: AlreadyClosed",
         "Failed to create producer: AlreadyClosed",
         "Failed to close producer: AlreadyClosed",
         "Cancel the reconnection since the handler is destroyed",
