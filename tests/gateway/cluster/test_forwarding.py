@@ -130,6 +130,23 @@ def test_created_topic_is_visible_at_the_follower_before_the_reply() -> None:
     )
 
 
+def test_reply_about_many_topics_has_the_configs_of_the_first() -> None:
+    pair = make_pair(max_topics=10_000)
+    topics = [
+        CreateTopicsRequest.CreatableTopic(
+            name=f"new-{number}", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+        )
+        for number in range(4000)
+    ]
+    message = CreateTopicsRequest(topics=topics, timeout_ms=10_000, validate_only=True, version=7)
+    rows = decoded(message, pair.ask(pair.client(), message, 7), 7).topics
+    assert {row.error_code for row in rows} == {0}
+    counts = [len(row.configs) for row in rows]
+    assert counts[0] > 10
+    assert counts[-1] == 0
+    assert counts == sorted(counts, reverse=True)
+
+
 @pytest.mark.parametrize(("key", "version"), LATEST)
 def test_forwarded_request_is_authorized_as_its_client(key: ApiKey, version: int) -> None:
     pair = make_pair(authorizer="acls", super_users="User:admin")
