@@ -169,7 +169,7 @@ async def open_broker(
         authorizer=authorizer,
         tenants=make_tenants(settings),
         controller=controller,
-        remote_offsets=_remote_offsets(membership),
+        remote_offsets=_remote_offsets(membership, clock),
     )
     if membership.node is not None:
         serve_calls(membership.node.calls, broker, membership.revision)
@@ -179,9 +179,9 @@ async def open_broker(
     return broker
 
 
-def _remote_offsets(membership: ClusterMembership) -> RemoteOffsets | None:
+def _remote_offsets(membership: ClusterMembership, clock: Clock) -> RemoteOffsets | None:
     node = membership.node
-    return None if node is None else RemoteOffsets(node.calls, membership.view)
+    return None if node is None else RemoteOffsets(node.calls, membership.view, clock)
 
 
 async def _open_cluster(

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
+from errno import EADDRINUSE
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -303,8 +304,10 @@ class GatewayServer:
             try:
                 port.startListening()
             except CannotListenError as failure:
+                in_use = getattr(failure.socketError, "errno", None) == EADDRINUSE
+                remedy = ": end the other process, or choose another port" if in_use else ""
                 raise StartupError(
-                    f"cannot listen on {endpoint}: {failure.socketError}"
+                    f"cannot listen on {endpoint}: {failure.socketError}{remedy}"
                 ) from failure
             # The kernel queues connections until the broker is ready to serve them.
             port.stopReading()

@@ -144,6 +144,7 @@ class ClusterNode:
         self._timer: Cancel | None = None
         self._left: SharedResult[None] = SharedResult()
         self._is_leaving = False
+        self._has_lost_lease = False
         self._opens_shards = True
         self._gone: dict[int, str] = {}
         """By node id, the reason why a node leaves; only at the controller."""
@@ -512,7 +513,11 @@ class ClusterNode:
                 self._close_shard(shard, epoch)
             case LeaseLost():
                 if not self._is_leaving:
-                    _log.warning("lease ended, not serving as leader")
+                    self._has_lost_lease = True
+                    _log.warning(
+                        "lease ended, not serving as leader until it is renewed; if this happens "
+                        "often, check the connection to Pulsar and the load of this host"
+                    )
                 self._leadership.suspend()
             case CutOff():
                 _log.warning("no lease for a session timeout, clients are sent to other gateways")
@@ -520,6 +525,9 @@ class ClusterNode:
                 self._leadership.refuse()
                 self._on_cut_off()
             case LeaseRegained():
+                if self._has_lost_lease:
+                    self._has_lost_lease = False
+                    _log.info("lease renewed, serving as leader again")
                 self._view.set_cut_off(False)
                 self._leadership.resume()
             case TryToLead(force):

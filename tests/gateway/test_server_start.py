@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,9 +31,19 @@ class Unready:
         raise self._failure
 
 
+class Ready(Unready):
+    """A store that can be opened."""
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
 class Starting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failure: Exception = NOT_READY
+        self.failure: Exception | None = NOT_READY
         self.made = 0
         self.clock = Clock()
         monkeypatch.setattr(servers, "make_store", self._make)
@@ -44,7 +55,7 @@ class Starting:
 
     def _make(self, *_: object) -> Unready:
         self.made += 1
-        return Unready(self.failure)
+        return Unready(self.failure) if self.failure is not None else Ready(NOT_READY)
 
 
 @pytest.fixture
@@ -78,6 +89,17 @@ def test_permanent_store_failure_ends_start_at_once(starting: Starting) -> None:
     )
     with pytest.raises(StartupError, match="no such tenant"):
         assert Started(starting.server.start()).result
+
+
+def test_port_in_use_is_named_with_a_remedy(starting: Starting) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        starting.failure = None
+        listeners = f"PLAINTEXT://127.0.0.1:{other.getsockname()[1]}"
+        starting.server = GatewayServer(
+            Settings(listeners=listeners), starting.clock, lambda reason: None
+        )
+        with pytest.raises(StartupError, match="in use: end the other process, or choose another"):
+            assert Started(starting.server.start()).result
 
 
 def test_shutdown_during_retry_creates_no_further_store(

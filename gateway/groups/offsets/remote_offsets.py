@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.cluster.calls import CallFailed, CallRefused, Calls, CallUnanswered
 from gateway.cluster.view import UNKNOWN, ClusterView
+from gateway.coroutines import Clock
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
@@ -30,8 +31,8 @@ MAX_CALLS_OF_REQUEST = 20
 #: Calls in progress, to all gateways. They share the limits of `Calls` with other methods.
 MAX_CALLS = 20
 
-#: Timeout of a call in seconds.
-CALL_SECONDS = 5.0
+#: Timeout of all calls of a request in seconds.
+CALLS_SECONDS = 5.0
 
 #: Returns the committed offset of a topic and partition.
 FindOffset = Callable[[str, int], CommittedOffset | None]
@@ -52,9 +53,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 class RemoteOffsets:
     """Asks the coordinators of groups for committed offsets."""
 
-    def __init__(self, calls: Calls, view: ClusterView) -> None:
+    def __init__(self, calls: Calls, view: ClusterView, clock: Clock) -> None:
         self._calls = calls
         self._view = view
+        self._clock = clock
         self._calls_in_progress = 0
 
     async def fetch(
@@ -68,15 +70,16 @@ class RemoteOffsets:
         if len(partitions) > MAX_PARTITIONS * MAX_CALLS_OF_REQUEST:
             raise CallFailed(f"{len(partitions)} partitions in one request")
         found: dict[tuple[str, int], CommittedOffset] = {}
+        until = self._clock.seconds() + CALLS_SECONDS
         for start in range(0, len(partitions), MAX_PARTITIONS):
-            rows = await self._call(group_id, partitions[start : start + MAX_PARTITIONS])
+            rows = await self._call(group_id, partitions[start : start + MAX_PARTITIONS], until)
             if rows is None:
                 return None
             found.update(((topic, index), committed) for topic, index, committed in rows)
         return lambda topic, index: found.get((topic, index))
 
     async def _call(
-        self, group_id: str, partitions: Sequence[tuple[str, int]]
+        self, group_id: str, partitions: Sequence[tuple[str, int]], until: float
     ) -> list[tuple[str, int, CommittedOffset]] | None:
         node_id = self._view.coordinator_of(group_id)
         if node_id in (UNKNOWN, self._view.node_id) or self._calls_in_progress >= MAX_CALLS:
@@ -84,7 +87,8 @@ class RemoteOffsets:
         asked = _ENCODER.encode(AskedOffsets(group_id, partitions))
         self._calls_in_progress += 1
         try:
-            reply = await self._calls.call(node_id, FETCH_OFFSETS, asked, CALL_SECONDS)
+            left = until - self._clock.seconds()
+            reply = await self._calls.call(node_id, FETCH_OFFSETS, asked, left)
         except (CallRefused, CallUnanswered):
             return None
         finally:

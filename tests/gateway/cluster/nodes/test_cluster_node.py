@@ -133,7 +133,8 @@ def test_former_leader_closes_shards_that_the_next_leader_opened(group):
     assert counts(one, two) == [4, 4]
 
 
-def test_requests_are_held_without_a_lease_and_served_when_it_is_back(group):
+def test_requests_are_held_without_a_lease_and_served_when_it_is_back(group, caplog):
+    caplog.set_level(logging.INFO)
     one, two = group.join(1), group.join(2)
     shard = min(two.open_shards)
     # Its heartbeats arrive, their answers do not.
@@ -144,10 +145,12 @@ def test_requests_are_held_without_a_lease_and_served_when_it_is_back(group):
     assert not two.node.has_lease
     asking = Started(two.membership.leadership.wait(shard, 30))
     assert not asking.is_done
+    assert "lease renewed" not in caplog.text
     two.medium.resume()
     group.run(1)
     assert asking.result is None
     assert counts(one, two) == [4, 4]
+    assert caplog.text.count("lease renewed, serving as leader again") == 1
 
 
 def test_held_request_is_served_when_the_lease_is_renewed_before_its_end_is_noticed(group):

@@ -13,7 +13,7 @@ from gateway.cluster.view import UNKNOWN
 from gateway.coroutines import SLICE_ROWS
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.groups.offsets.remote_offsets import (
-    CALL_SECONDS,
+    CALLS_SECONDS,
     FETCH_OFFSETS,
     MAX_CALLS,
     MAX_CALLS_OF_REQUEST,
@@ -45,7 +45,7 @@ class CoordinatorElsewhere(GatewayPair):
         self.view = broker.membership.view
         self.view.set_leader(0, CONTROLLER, 1)
         broker.leadership.resign(0)
-        self.remote = RemoteOffsets(self.calls[FOLLOWER], self.view)
+        self.remote = RemoteOffsets(self.calls[FOLLOWER], self.view, self.clock)
         object.__setattr__(broker, "remote_offsets", self.remote)
         coordinator = self.controller.broker
         serve_offsets(self.calls[CONTROLLER], coordinator.confirm_coordinator, coordinator.offsets)
@@ -183,6 +183,20 @@ def test_many_partitions_are_asked_for_in_several_calls(pair):
     assert len(pair.sent) == 2
 
 
+def test_all_calls_of_a_request_share_its_timeout(pair):
+    receive = pair.inboxes.receivers[CONTROLLER]
+
+    def slowly(message):
+        pair.clock.callLater(0.6 * CALLS_SECONDS, receive, message)
+
+    pair.inboxes.receivers[CONTROLLER] = slowly
+    partitions = [("orders", index) for index in range(2 * MAX_PARTITIONS)]
+    asking = Started(pair.remote.fetch("g", partitions))
+    pair.run(CALLS_SECONDS + 0.1)
+    assert asking.result is None
+    assert not pair.remote._calls_in_progress
+
+
 def test_too_many_partitions_are_refused(pair):
     partitions = [("orders", 0)] * (MAX_PARTITIONS * MAX_CALLS_OF_REQUEST + 1)
     assert isinstance(Started(pair.remote.fetch("g", partitions)).failure, CallFailed)
@@ -201,5 +215,5 @@ def test_calls_in_progress_are_limited(pair):
     asking = [Started(pair.remote.fetch("g", [("orders", 0)])) for _ in range(MAX_CALLS + 1)]
     assert [one.is_done for one in asking] == [False] * MAX_CALLS + [True]
     assert asking[-1].result is None
-    pair.run(CALL_SECONDS + 1)
+    pair.run(CALLS_SECONDS + 1)
     assert all(one.result is None for one in asking)
