@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.testkit.kafka import VERSION, Kafka, Secured
+from tests.testkit.prepared_gateway import start_gateway
 from tests.testkit.tenant import Tenant
 
 #: The gateway reads its tables in Pulsar first, which may be busy with other tests.
@@ -92,13 +92,11 @@ def gateway(
     SIGTERM at the end must give exit code 0.
     """
     named = [word for listener in listeners for word in ("--listener", listener)]
-    argv = [sys.executable, "-m", "gateway", "serve", *named, *stored(folder), *arguments]
+    words = ["serve", *named, *stored(folder), *arguments]
     log = folder / "gateway.log"
     with (
         log.open("w") as errors,
-        subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
+        start_gateway(words, errors) as process,
     ):
         try:
             yield RunningBroker(_ready_listeners(process, log), is_reference=False)
