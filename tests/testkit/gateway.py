@@ -108,7 +108,7 @@ def gateway(
     listeners: tuple[str, ...] = ("PLAINTEXT",),
     environment: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
-    by_fork: bool = True,
+    by_fork: bool | None = None,
     **settings: object,
 ) -> Iterator[GatewayProcess]:
     """Run `kopgate serve` on free loopback ports, with its store and log in `folder`.

@@ -34,15 +34,17 @@ def start_gateway(
     *,
     within: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    by_fork: bool = True,
+    by_fork: bool | None = None,
 ) -> subprocess.Popen[str]:
     """Start `kopgate` with these arguments; stdout is a pipe.
 
     `environment` is added to that of the tests, and `within` is a command that runs the command
-    line. With one of them, or without `by_fork`, the process is a new interpreter.
+    line. By default, the process is a new interpreter with one of them, and a fork without. A fork
+    has all variables; of those that are read before `main`, only LD_PRELOAD has an effect.
     """
-    is_forked = by_fork and not within and not environment
-    return (_ForkedProcess if is_forked else subprocess.Popen)(
+    if by_fork is None:
+        by_fork = not within and not environment
+    return (_ForkedProcess if by_fork else subprocess.Popen)(
         [*within, sys.executable, "-m", "gateway", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -71,22 +73,24 @@ class _ForkedProcess(subprocess.Popen[str]):
     ) -> None:
         stdin, stdin_writer, stdout_reader, stdout, stderr_reader, stderr, *_ = files_and_more
         try:
-            self.pid = _forker().fork(args[3:], env, (stdin, stdout, stderr))
+            forker = _forker(env.get("LD_PRELOAD"))
+            self.pid = forker.fork(args[3:], env, (stdin, stdout, stderr))
             self._child_created = True
         finally:
             self._close_pipe_fds(stdin, stdin_writer, stdout_reader, stdout, stderr_reader, stderr)
 
 
 class _Forker:
-    """The prepared process; it ends with this one."""
+    """The prepared process; it ends with this one. The loader of its libraries reads `preload`."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str | None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._starts = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 cwd=ROOT,
+                env={**os.environ, **({"LD_PRELOAD": preload} if preload else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -112,8 +116,8 @@ class _Forker:
 
 
 @cache
-def _forker() -> _Forker:
-    return _Forker()
+def _forker(preload: str | None) -> _Forker:
+    return _Forker(preload)
 
 
 def _be_subreaper(value: bool) -> None:

@@ -48,7 +48,7 @@ class RestartableGateway:
     `by_fork` is that of `start_gateway`.
     """
 
-    by_fork = True
+    by_fork: bool | None = None
 
     def __init__(
         self,
