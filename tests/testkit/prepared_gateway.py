@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: One start at a time in this process.
+_start = threading.Lock()
+
 
 def start_gateway(
     arguments: Sequence[str],
@@ -57,7 +60,7 @@ def start_gateway(
 class _ForkedProcess(subprocess.Popen[str]):
     """Differs from `subprocess.Popen` only in how the process of `python -m gateway` starts."""
 
-    def _execute_child(  # type: ignore[override]
+    def _execute_child(
         self,
         args: Sequence[str],
         executable: None,
@@ -73,8 +76,9 @@ class _ForkedProcess(subprocess.Popen[str]):
     ) -> None:
         stdin, stdin_writer, stdout_reader, stdout, stderr_reader, stderr, *_ = files_and_more
         try:
-            forker = _forker(env.get("LD_PRELOAD"))
-            self.pid = forker.fork(args[3:], env, (stdin, stdout, stderr))
+            with _start:
+                forker = _forker(env.get("LD_PRELOAD"))
+                self.pid = forker.fork(args[3:], env, (stdin, stdout, stderr))
             self._child_created = True
         finally:
             self._close_pipe_fds(stdin, stdin_writer, stdout_reader, stdout, stderr_reader, stderr)
@@ -85,7 +89,6 @@ class _Forker:
 
     def __init__(self, preload: str | None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._starts = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
@@ -101,17 +104,21 @@ class _Forker:
     ) -> int:
         """Start a child of this process; return its pid."""
         request = json.dumps([[*arguments], {**environment}, os.getcwd()]).encode()
-        with self._starts:
-            # A process whose parent has ended becomes a child of its nearest ancestor that is a
-            # "subreaper". Only during a start, since those of other programs must not.
-            _be_subreaper(True)
-            try:
-                socket.send_fds(self._socket, [request], streams)
-                pid, adopted = self._socket.recv(32), self._socket.recv(32)
-            finally:
-                _be_subreaper(False)
-        if not adopted:
-            raise RuntimeError("the process that forks gateways has ended")
+        # A process whose parent has ended becomes a child of its nearest ancestor that is a
+        # "subreaper". Only during a start, since those of other programs must not.
+        _be_subreaper(True)
+        try:
+            socket.send_fds(self._socket, [request], streams)
+            pid, adopted = self._socket.recv(32), self._socket.recv(32)
+            if not adopted:
+                raise RuntimeError("the process that forks gateways has ended")
+        except BaseException:
+            # After a timeout, for example. Its next replies may be those to this request.
+            self._socket.close()
+            _forker.cache_clear()
+            raise
+        finally:
+            _be_subreaper(False)
         return int(pid)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.testkit import prepared_gateway
 from tests.testkit.gateway import STOP_SECONDS, GatewayProcess, gateway
 from tests.testkit.prepared_gateway import start_gateway
 
@@ -83,19 +84,31 @@ def test_signal_that_killed_a_fork_is_its_exit_code(tmp_path):
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_threads_start_forks_at_once(tmp_path):
-    codes = []
+def test_threads_start_forks_at_once():
+    prepared_gateway._forker.cache_clear()
+    ended = []
 
     def run(number: int) -> None:
         with start_gateway(["serve", "--node-id", f"x{number}"], subprocess.PIPE) as process:
-            codes.append((number, process.communicate(timeout=STOP_SECONDS)[1][-5:-1]))
+            errors = process.communicate(timeout=STOP_SECONDS)[1]
+        ended.append((number, process.returncode, errors.rpartition(" not ")[2]))
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(codes) == [(number, f"'x{number}'") for number in range(4)]
+    assert sorted(ended) == [(number, 2, f"'x{number}'\n") for number in range(4)]
+
+
+def test_prepared_process_that_ended_is_replaced():
+    prepared = prepared_gateway._forker(None)._process
+    prepared.kill()
+    prepared.wait()
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        start_gateway(["--version"], subprocess.PIPE)
+    with start_gateway(["--version"], subprocess.PIPE) as process:
+        assert process.communicate(timeout=STOP_SECONDS)[0].startswith("kopgate")
 
 
 def test_orphans_of_others_do_not_become_children_of_the_tests(tmp_path):
