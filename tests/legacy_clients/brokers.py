@@ -86,17 +86,18 @@ def gateway(
     listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",),
     arguments: Sequence[str] = (),
     stored: StoreArguments = embedded,
+    by_fork: bool | None = None,
 ) -> Iterator[RunningBroker]:
     """Run `kopgate serve` on free ports with its log in `folder`.
 
-    SIGTERM at the end must give exit code 0.
+    SIGTERM at the end must give exit code 0. `by_fork` is that of `start_gateway`.
     """
     named = [word for listener in listeners for word in ("--listener", listener)]
     words = ["serve", *named, *stored(folder), *arguments]
     log = folder / "gateway.log"
     with (
         log.open("w") as errors,
-        start_gateway(words, errors) as process,
+        start_gateway(words, errors, by_fork=by_fork) as process,
     ):
         try:
             yield RunningBroker(_ready_listeners(process, log), is_reference=False)

@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -161,6 +162,8 @@ def _become_gateway(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    # Ctrl-C reaches this process, too. It ends with its parent.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     from gateway.cli.main import main
 
     # As in `serve`.
@@ -175,5 +178,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     _become_gateway(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, interrupted)
     gc.enable()
     main(prog_name="kopgate")

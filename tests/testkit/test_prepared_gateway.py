@@ -120,3 +120,14 @@ def test_orphans_of_others_do_not_become_children_of_the_tests(tmp_path):
     parent = int(Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(orphan, signal.SIGKILL)
     assert parent != os.getpid()
+
+
+def test_ctrl_c_does_not_end_the_prepared_process():
+    def said() -> str:
+        with start_gateway(["--version"], subprocess.PIPE) as process:
+            return process.communicate(timeout=STOP_SECONDS)[0]
+
+    before = said()
+    prepared = prepared_gateway._forker(None)._process
+    prepared.send_signal(signal.SIGINT)
+    assert (said(), prepared.poll()) == (before, None)
