@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.kafka import VERSION, Kafka, Secured
-from tests.testkit.prepared_gateway import start_gateway
 from tests.testkit.tenant import Tenant
 
 #: The gateway reads its tables in Pulsar first, which may be busy with other tests.

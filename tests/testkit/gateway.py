@@ -24,7 +24,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from tests.records.sample_records import Sample, batch
-from tests.testkit.prepared_gateway import start_gateway
+from tests.testkit.forks.prepared_gateway import start_gateway
 
 #: Limit on a busy machine; a gateway that starts in time is not waited for any longer.
 START_SECONDS = 120.0

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.peers.chaos.faults import Action, ServerFault, Target
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.gateway import Peer
 from tests.testkit.kafka import free_ports
-from tests.testkit.prepared_gateway import start_gateway
 from tests.testkit.pulsar import suspend
 from tests.testkit.pulsar_relay import PulsarRelays
 

@@ -20,8 +20,8 @@ import confluent_kafka
 import kafka
 import pytest
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.kafka import free_ports
-from tests.testkit.prepared_gateway import start_gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager, suppress
 
 from confluent_kafka import Consumer, Producer
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.gateway import gateway
-from tests.testkit.prepared_gateway import start_gateway
 from tests.testkit.tenant import rest
 
 END_SECONDS = 240.0

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Arguments and environment of a process, at most. The kernel allows less for a message.
 REQUEST_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36

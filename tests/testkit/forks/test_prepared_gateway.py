@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.testkit import prepared_gateway
+from tests.testkit.forks import prepared_gateway
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.gateway import STOP_SECONDS, GatewayProcess, gateway
-from tests.testkit.prepared_gateway import start_gateway
 
 pytestmark = [pytest.mark.long]
 
