@@ -22,6 +22,7 @@ LONGEST = (
     "tests/peers/on_pulsar/test_pulsar_outages.py",
     "tests/peers/chaos/test_pulsar_chaos.py",
     "tests/peers/cluster/test_cluster_failures.py",
+    "tests/peers/security/test_kerberos_clients.py",
     "tests/peers/on_pulsar/test_pulsar_errors.py",
     "tests/legacy_clients/runs/test_interop.py",
     "tests/peers/on_pulsar/test_compaction_on_pulsar.py",

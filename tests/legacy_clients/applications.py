@@ -160,7 +160,8 @@ def run(
     if users := sorted({who.user for who in company if who.user}):
         listeners += (LOGIN_LISTENER,)
         arguments += ["--set", f"users_file={_users_file(users, folder / 'users')}"]
-    with gateway(folder, listeners, arguments) as broker:
+    # Of `make demo`, which Ctrl-C ends with all of its processes at once.
+    with gateway(folder, listeners, arguments, by_fork=False) as broker:
         stored: Counter[str] = Counter()
         for number, who in enumerate(company):
             told(number, who)

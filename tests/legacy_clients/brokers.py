@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.kafka import VERSION, Kafka, Secured
 from tests.testkit.tenant import Tenant
 
@@ -86,19 +86,18 @@ def gateway(
     listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",),
     arguments: Sequence[str] = (),
     stored: StoreArguments = embedded,
+    by_fork: bool | None = None,
 ) -> Iterator[RunningBroker]:
     """Run `kopgate serve` on free ports with its log in `folder`.
 
-    SIGTERM at the end must give exit code 0.
+    SIGTERM at the end must give exit code 0. `by_fork` is that of `start_gateway`.
     """
     named = [word for listener in listeners for word in ("--listener", listener)]
-    argv = [sys.executable, "-m", "gateway", "serve", *named, *stored(folder), *arguments]
+    words = ["serve", *named, *stored(folder), *arguments]
     log = folder / "gateway.log"
     with (
         log.open("w") as errors,
-        subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
+        start_gateway(words, errors, by_fork=by_fork) as process,
     ):
         try:
             yield RunningBroker(_ready_listeners(process, log), is_reference=False)

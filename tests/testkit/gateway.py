@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from tests.records.sample_records import Sample, batch
+from tests.testkit.forks.prepared_gateway import start_gateway
 
 #: Limit on a busy machine; a gateway that starts in time is not waited for any longer.
 START_SECONDS = 120.0
@@ -108,36 +108,22 @@ def gateway(
     listeners: tuple[str, ...] = ("PLAINTEXT",),
     environment: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
+    by_fork: bool | None = None,
     **settings: object,
 ) -> Iterator[GatewayProcess]:
-    """Run `python -m gateway serve` on free loopback ports, with its store and log in `folder`.
+    """Run `kopgate serve` on free loopback ports, with its store and log in `folder`.
 
-    At the end the process is killed without warning. `environment` is added to the environment of
-    the tests; `within` is a command that runs the gateway's command line.
+    At the end the process is killed without warning. `environment`, `within` and `by_fork` are
+    those of `start_gateway`.
     """
-    argv = [
-        *within,
-        sys.executable,
-        "-m",
-        "gateway",
-        "serve",
-        "--store",
-        f"lmdb:{folder / 'store'}",
-        *arguments,
-    ]
-    argv += [word for name in listeners for word in ("--listener", f"{name}://127.0.0.1:0")]
-    argv += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    words = ["serve", "--store", f"lmdb:{folder / 'store'}", *arguments]
+    words += [word for name in listeners for word in ("--listener", f"{name}://127.0.0.1:0")]
+    words += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     log = folder / "gateway.log"
-    variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as errors,
-        subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=variables,
+        start_gateway(
+            words, errors, within=within, environment=environment, by_fork=by_fork
         ) as process,
     ):
         started = GatewayProcess(process, log)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.peers.chaos.faults import Action, ServerFault, Target
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.gateway import Peer
 from tests.testkit.kafka import free_ports
 from tests.testkit.pulsar import suspend
@@ -43,7 +43,12 @@ class GatewayDied(Exception):
 
 
 class RestartableGateway:
-    """`store` are the command-line arguments for the store; `settings` are passed with --set."""
+    """`store` are the command-line arguments for the store; `settings` are passed with --set.
+
+    `by_fork` is that of `start_gateway`.
+    """
+
+    by_fork: bool | None = None
 
     def __init__(
         self,
@@ -54,9 +59,6 @@ class RestartableGateway:
     ) -> None:
         (self.port,) = free_ports(1)
         self._argv = [
-            sys.executable,
-            "-m",
-            "gateway",
             "serve",
             "--listener",
             f"PLAINTEXT://127.0.0.1:{self.port}",
@@ -83,9 +85,8 @@ class RestartableGateway:
     def launch(self, *arguments: str) -> None:
         """Start the gateway and wait until it is ready."""
         with self._log.open("a") as errors:
-            argv = [*self._argv, *arguments]
-            self._process = process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+            self._process = process = start_gateway(
+                [*self._argv, *arguments], errors, by_fork=self.by_fork
             )
         assert process.stdout
         overdue = threading.Timer(START_SECONDS, process.kill)

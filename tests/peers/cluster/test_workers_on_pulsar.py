@@ -32,8 +32,9 @@ def test_workers_keep_their_free_ids_after_a_kill_and_a_restart(
     second = ("--workers", "2", "--listener", f"PLAINTEXT://127.0.0.1:{port}")
     settings = {"offsets_shards": PARTITIONS, "node_id": None}
     with Gateways(tmp_path, (*in_pulsar(pulsar), *second), 1, settings) as gateways:
-        gateways.launch()
         supervisor = gateways.nodes[1]
+        supervisor.by_fork = False
+        gateways.launch()
 
         def leading() -> set[int]:
             with supervisor.peer() as peer:

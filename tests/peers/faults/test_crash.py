@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import confluent_kafka
 import kafka
 import pytest
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.kafka import free_ports
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -51,9 +51,6 @@ class Gateway:
     def start(self) -> None:
         listener, store = f"PLAINTEXT://{self.bootstrap}", f"lmdb:{self._folder / 'store'}"
         argv = [
-            sys.executable,
-            "-m",
-            "gateway",
             "serve",
             "--listener",
             listener,
@@ -62,9 +59,7 @@ class Gateway:
             "--set",
             f"num_partitions={PARTITIONS}",
         ]
-        self._process = process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
+        self._process = process = start_gateway(argv, self._log)
         assert process.stdout
         overdue = threading.Timer(START_SECONDS, process.kill)
         overdue.start()

@@ -127,7 +127,7 @@ def start_on(folder, disk):
     store.
     """
     disk.medium.mkdir(exist_ok=True)
-    return gateway(folder, environment=disk.environment, lmdb_resident_bytes=0)
+    return gateway(folder, environment=disk.environment, by_fork=True, lmdb_resident_bytes=0)
 
 
 @pytest.fixture(scope="module", params=FAILURES)

@@ -59,6 +59,7 @@ TOKEN = b"\0alice\0secret"
 def server(tmp_path_factory):
     with gateway(
         tmp_path_factory.mktemp("hostile"),
+        by_fork=False,
         socket_request_max_bytes=32 * MIB,
         max_in_flight_bytes=IN_FLIGHT,
         max_decompressed_bytes=UNPACKED,
@@ -503,6 +504,7 @@ def gateway_with_login(folder, **settings):
     with gateway(
         folder,
         listeners=("SASL_PLAINTEXT",),
+        by_fork=False,
         users_file=users,
         sasl_max_waiting_checks=20,
         **settings,

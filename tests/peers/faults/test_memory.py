@@ -88,7 +88,7 @@ def test_memory_of_large_messages_is_returned(tmp_path):
         "lmdb_resident_bytes": MIB,
         "conversion_cache_bytes": MIB,
     }
-    with gateway(tmp_path, **limits) as server:
+    with gateway(tmp_path, by_fork=False, **limits) as server:
         address = "{}:{}".format(*server.address)
         admin = AdminClient({"bootstrap.servers": address})
         admin.create_topics([NewTopic("large", CLIENTS, 1)])["large"].result()
@@ -104,7 +104,7 @@ def test_memory_of_large_messages_is_returned(tmp_path):
 
 
 def test_memory_of_partial_frames_of_closed_connections_is_returned(tmp_path):
-    with gateway(tmp_path) as server:
+    with gateway(tmp_path, by_fork=False) as server:
         server.peer().reset()
         bound = server.memory() + ALLOWED_GROWTH
         begun = struct.pack(">i", 21 * MIB) + bytes(20 * MIB)

@@ -140,6 +140,7 @@ class SteadyMembers(BackgroundClient):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway(
         tmp_path_factory.mktemp("hostile"),
+        by_fork=False,
         socket_request_max_bytes=IN_FLIGHT,
         max_in_flight_bytes=IN_FLIGHT,
         lmdb_resident_bytes=8 * MIB,

@@ -1,14 +1,14 @@
-"""A gateway process in front of Pulsar, started as a user starts it, and current clients for it."""
+"""A gateway process in front of Pulsar, and current clients for it."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from contextlib import closing, contextmanager, suppress
 
 from confluent_kafka import Consumer, Producer
 
+from tests.testkit.forks.prepared_gateway import start_gateway
 from tests.testkit.gateway import gateway
 from tests.testkit.tenant import rest
 
@@ -93,15 +93,11 @@ def consume(running, topic, count, group="readers"):
 
 def run_to_exit(*arguments):
     """Exit code and log of a gateway that is expected not to start."""
-    argv = [
-        sys.executable,
-        "-m",
-        "gateway",
-        "serve",
-        "--listener",
-        "PLAINTEXT://127.0.0.1:0",
-        *arguments,
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=END_SECONDS, check=False)
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    words = ["serve", "--listener", "PLAINTEXT://127.0.0.1:0", *arguments]
+    with start_gateway(words, subprocess.PIPE) as process:
+        try:
+            output, log = process.communicate(timeout=END_SECONDS)
+        finally:
+            process.kill()
+    assert output == ""
+    return process.returncode, log

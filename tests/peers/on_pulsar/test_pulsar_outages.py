@@ -62,6 +62,8 @@ def gateway(tmp_path: Path, restartable_pulsar: Pulsar) -> Iterator[RestartableG
         "pulsar_send_timeout_ms": SEND_TIMEOUT_MS,
     }
     made = RetryingGateway(tmp_path, store, limits)
+    # Its memory is measured.
+    made.by_fork = False
     made.launch()
     with made.peer() as peer:
         peer.create_topic(TOPIC)

@@ -51,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]
     with gateway(
         folder,
         listeners=("SASL_PLAINTEXT",),
+        by_fork=False,
         users_file=folder / "users",
         sasl_enabled_mechanisms="PLAIN,SCRAM-SHA-256",
         authorizer="acls",
