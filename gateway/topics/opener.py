@@ -206,7 +206,13 @@ class PartitionOpener:
             raise UnknownTopic(state.name)
         producers, offset = self._snapshots.load(state.topic, index, log)
         partition = Partition(
-            state.name, index, log, state.config, producers, partial(self._fenced, state)
+            state.name,
+            index,
+            log,
+            state.config,
+            producers,
+            partial(self._fenced, state),
+            has_moved=self._store.is_shared,
         )
         if offset < log.end_offset:
             partition.recovery = ProducerRecovery(
