@@ -18,7 +18,6 @@ from storage.lmdb.journal import Journal
 from storage.lmdb.layout import (
     CHECKPOINT,
     SEGMENT_USE,
-    SLOT,
     U64,
     LogRow,
     Place,
@@ -389,29 +388,12 @@ class Burst:
             raise StorageFailed(
                 "an append before this one failed, so its offsets would leave a gap"
             )
-        log_id, running, position = log.log_id, log.running_timestamp, log.position
-        keys = []
-        for entry, (segment, at) in zip(entries, self.staging.append(log_id, entries), strict=True):
-            timestamp, size = entry.max_timestamp, len(entry.payload)
-            position += size
-            if timestamp > running:
-                running = timestamp
-            keys.append(
-                SLOT.pack(
-                    log_id,
-                    entry.base_offset,
-                    entry.last_offset,
-                    timestamp,
-                    running,
-                    position,
-                    size,
-                    segment,
-                    at,
-                )
-            )
-        self._rows.append((log_id, keys))
+        log_id = append.log_id
+        rows, log.running_timestamp, log.position = self.staging.append(
+            log_id, entries, log.running_timestamp, log.position
+        )
+        self._rows.append((log_id, rows))
         log.end_offset = entries[-1].last_offset + 1
-        log.running_timestamp, log.position = running, position
         log.size += append.size
 
     def _put_rows(self, keys: Iterable[bytes]) -> None:
