@@ -87,10 +87,11 @@ class LmdbLog:
                 self._next_offset = next_offset
                 self._in_flight += 1
             else:
-                append.done.callback(None)
+                append.callback(None)
         except StorageError as error:
-            append.done.errback(error)
-        return append.done
+            # Its traceback refers to this frame, and so to `append`.
+            append.errback(error.with_traceback(None))
+        return append
 
     def _append_completed(self, append: Append, error: Exception | None) -> None:
         self._in_flight -= 1

@@ -355,10 +355,10 @@ class LmdbStore:
         self._writer.submit(operation)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """Apply a burst's outcomes, then notify watchers once per log, then complete the Deferreds.
+        """Apply a burst's outcomes, then notify watchers once per log, then complete the calls.
 
-        Watchers and callers thus see the whole burst. A failed append completes just before its
-        Deferred: its log accepts nothing new until the last of the appends queued behind it has
+        Watchers and callers thus see the whole burst. A failed append is applied just before its
+        completion: its log accepts nothing new until the last of the appends queued behind it has
         failed too.
         """
         for operation, value, error in outcomes:
@@ -374,12 +374,16 @@ class LmdbStore:
         for log in moved:
             log.notify()
         for operation, value, error in outcomes:
-            if error is None:
-                operation.done.callback(value)
-                continue
             if isinstance(operation, Append):
-                operation.on_complete(operation, error)
-            operation.done.errback(error)
+                if error is None:
+                    operation.callback(None)
+                else:
+                    operation.on_complete(operation, error)
+                    operation.errback(error)
+            elif error is None:
+                operation.done.callback(value)
+            else:
+                operation.done.errback(error)
 
     def mark_changed(self, log: LogStatus) -> None:
         """Notify the watchers of `log` after the current burst."""

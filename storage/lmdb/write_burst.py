@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from storage.bridge import Completion
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import FRAME
 from storage.lmdb.journal import Journal
@@ -60,13 +61,13 @@ class DurableLog:
         )
 
 
-class Append:
-    """Contiguous entries for one log.
+class Append(Completion[None]):
+    """Contiguous entries for one log, and the completion that its caller waits for.
 
-    `on_complete` is called in the reactor thread, with the error if it failed.
+    `on_complete` is called in the reactor thread before it, with the error if the append failed.
     """
 
-    __slots__ = ("done", "entries", "log_id", "on_complete", "size")
+    __slots__ = ("entries", "log_id", "on_complete", "size")
 
     def __init__(
         self,
@@ -75,11 +76,11 @@ class Append:
         size: int,
         on_complete: Callable[[Append, Exception | None], None],
     ) -> None:
+        super().__init__()
         self.log_id = log_id
         self.entries = entries
         self.size = size
         self.on_complete = on_complete
-        self.done: Deferred[None] = Deferred()
 
 
 class Task(Generic[T]):
