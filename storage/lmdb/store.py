@@ -59,6 +59,7 @@ MAX_NAME_BYTES = 480
 that.
 """
 
+CLOSED = "the store is closed"
 
 MOST_REPORTED = 1000
 """Damaged entries that are logged only once."""
@@ -336,8 +337,8 @@ class LmdbStore:
 
         Raises LogClosed, and StorageFailed if the queue is full.
         """
-        self._check_open()
-        assert self._writer
+        if self._writer is None or not self._is_open:
+            raise LogClosed(CLOSED)
         settings = self.settings
         queued_bytes = self._queued_bytes + operation.size
         if self._queued_operations and (
@@ -454,7 +455,7 @@ class LmdbStore:
         environment = self._environment
         if not self._is_open or environment is None or self._readers is None:
             refused: Deferred[T] = Deferred()
-            refused.errback(LogClosed("the store is closed"))
+            refused.errback(LogClosed(CLOSED))
             return refused
         return self._readers.run(
             lambda: environment.read(lambda txn: call(txn, environment.databases))
@@ -462,4 +463,4 @@ class LmdbStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LogClosed("the store is closed")
+            raise LogClosed(CLOSED)

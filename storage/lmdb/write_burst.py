@@ -81,7 +81,9 @@ class Append(Completion[None]):
         size: int,
         on_complete: Callable[[Append, Exception | None], None],
     ) -> None:
-        super().__init__()
+        # What `Completion` does, without another call.
+        self._done = None
+        self._has_ended = False
         self.log_id = log_id
         self.entries = entries
         self.size = size
