@@ -25,5 +25,13 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
+        Extension(
+            "storage.lmdb._frames",
+            ["storage/lmdb/_frames.pyx"],
+            depends=["records/_crc32.h"],
+            include_dirs=["records"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
     ]
 )

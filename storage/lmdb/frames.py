@@ -15,13 +15,15 @@ frame is zeros or a write that was interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
-from storage.log import Buffer
+from storage.lmdb.layout import SLOT
+from storage.log import Buffer, Entry
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
 """Magic, mark of the store, `SegmentHeader`, CRC-32 of all before it."""
@@ -92,6 +94,57 @@ def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
 def encode_frame(mark: bytes, segment: int, at: int, frame: Frame) -> bytes:
     fields = FIELDS.pack(*frame)
     return START.pack(mark, crc32(fields, crc32(PLACE.pack(segment, at)))) + fields
+
+
+def encode_append(
+    mark: bytes,
+    segment: int,
+    at: int,
+    durable_to: int,
+    log_id: int,
+    entries: Sequence[Entry],
+    running: int,
+    position: int,
+) -> tuple[list[Buffer], list[bytes], int, int, int]:
+    """The frames from `at` and the rows of the entries of an append.
+
+    `running` and `position` are those of the log before it, see `Slot`. Returns headers and
+    payloads in turns, the rows, and what `at`, `running` and `position` are after it. The compiled
+    function has the same name.
+    """
+    buffers: list[Buffer] = []
+    rows = []
+    for entry in entries:
+        payload, timestamp = entry.payload, entry.max_timestamp
+        size = len(payload)
+        frame = Frame(
+            crc32(payload),
+            size,
+            durable_to,
+            IS_LAST if entry is entries[-1] else 0,
+            log_id,
+            entry.base_offset,
+            entry.last_offset,
+            timestamp,
+        )
+        buffers += encode_frame(mark, segment, at, frame), payload
+        position += size
+        running = max(running, timestamp)
+        rows.append(
+            SLOT.pack(
+                log_id,
+                entry.base_offset,
+                entry.last_offset,
+                timestamp,
+                running,
+                position,
+                size,
+                segment,
+                at,
+            )
+        )
+        at += FRAME.size + size
+    return buffers, rows, at, running, position
 
 
 def decode_frame(
@@ -189,3 +242,19 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
         else:
             yield found
             position = found.end if found.is_intact else position + 1
+
+
+append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = encode_append
+"""`encode_append`, compiled if it is."""
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when `encode_append` changes."""
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import storage.lmdb._frames as _frames
+    except ImportError:
+        pass
+    else:
+        if _frames.INTERFACE == _INTERFACE:
+            append_frames = _frames.encode_append

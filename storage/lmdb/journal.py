@@ -29,11 +29,11 @@ from isal.isal_zlib import crc32
 from storage.files import Files
 from storage.lmdb.frames import (
     FRAME,
-    IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
     Frame,
     SegmentHeader,
+    append_frames,
     decode_frame,
     decode_segment_header,
     encode_frame,
@@ -183,15 +183,15 @@ class Staging:
         """The end of the journal with these frames."""
         return Place(self.segment, self.at) if self.buffers else self._before
 
-    def add(self, log_id: int, entry: Entry, flags: int) -> tuple[int, int]:
-        """Add a frame; return its segment and position."""
+    def place(self, log_id: int, entry: Entry) -> tuple[int, int]:
+        """Add an entry that counts only with its row in `entries`; return segment and position."""
         payload = entry.payload
         size = len(payload)
         frame = Frame(
             crc32(payload),
             size,
             self._durable_to,
-            flags,
+            IS_PLACED,
             log_id,
             entry.base_offset,
             entry.last_offset,
@@ -203,15 +203,26 @@ class Staging:
         self.at = at + FRAME.size + size
         return self.segment, at
 
-    def append(self, log_id: int, entries: Sequence[Entry]) -> list[tuple[int, int]]:
-        """Add an append; return the places of its entries."""
-        self.has_appends = True
-        last = entries[-1]
-        return [self.add(log_id, entry, IS_LAST if entry is last else 0) for entry in entries]
+    def append(
+        self, log_id: int, entries: Sequence[Entry], running: int, position: int
+    ) -> tuple[list[bytes], int, int]:
+        """Add an append.
 
-    def place(self, log_id: int, entry: Entry) -> tuple[int, int]:
-        """Add an entry that counts only with its row in `entries`."""
-        return self.add(log_id, entry, IS_PLACED)
+        Returns the rows of its entries, and what follows `running` and `position` (see `Slot`).
+        """
+        self.has_appends = True
+        buffers, rows, self.at, running, position = append_frames(
+            self._mark,
+            self.segment,
+            self.at,
+            self._durable_to,
+            log_id,
+            entries,
+            running,
+            position,
+        )
+        self.buffers += buffers
+        return rows, running, position
 
 
 class Journal:

@@ -44,29 +44,13 @@ class LmdbLog:
         self._store = store
         self._name = name
         self._log_id = durable.log_id
-        self._start_offset = durable.start_offset
-        self._end_offset = self._next_offset = durable.end_offset
-        self._size = durable.size
+        self.start_offset = durable.start_offset
+        self.end_offset = self.next_offset = durable.end_offset
+        self.size = durable.size
         self._cached_tail = CachedTail()
         self._in_flight = 0
         self._failure = ""
         self.status = LogStatus()
-
-    @property
-    def start_offset(self) -> int:
-        return self._start_offset
-
-    @property
-    def end_offset(self) -> int:
-        return self._end_offset
-
-    @property
-    def next_offset(self) -> int:
-        return self._next_offset
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
         """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
@@ -74,30 +58,32 @@ class LmdbLog:
         """
         append = Append(self._log_id, entries, 0, self._append_completed)
         try:
-            self.status.check_open()
+            if self.status.end_reason is not None:
+                self.status.check_open()
             if self._failure:
                 # The appends in flight fail one by one; the next offset is unknown until the last
                 # has failed.
                 raise StorageFailed(self._failure)
-            next_offset = check_append(entries, self._next_offset)
+            next_offset = check_append(entries, self.next_offset)
             if entries:
                 for entry in entries:
                     append.size += len(entry.payload)
                 self._store.submit(append)
-                self._next_offset = next_offset
+                self.next_offset = next_offset
                 self._in_flight += 1
             else:
-                append.done.callback(None)
+                append.callback(None)
         except StorageError as error:
-            append.done.errback(error)
-        return append.done
+            # Its traceback refers to this frame, and so to `append`.
+            append.errback(error.with_traceback(None))
+        return append
 
     def _append_completed(self, append: Append, error: Exception | None) -> None:
         self._in_flight -= 1
         if error is None:
             entries = append.entries
-            self._end_offset = entries[-1].last_offset + 1
-            self._size += append.size
+            self.end_offset = entries[-1].last_offset + 1
+            self.size += append.size
             for entry in entries:
                 self._store.tail.add(self._cached_tail, entry)
             self._store.mark_changed(self.status)
@@ -105,12 +91,12 @@ class LmdbLog:
             self._failure = str(error)
         if self._in_flight == 0 and self._failure:
             self._failure = ""
-            self._next_offset = self._end_offset
+            self.next_offset = self.end_offset
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self.status.check_open()
-        check_readable(offset, self._start_offset, self._end_offset)
-        if offset == self._end_offset:
+        check_readable(offset, self.start_offset, self.end_offset)
+        if offset == self.end_offset:
             return []
         return self._cached_tail.read(offset, max_bytes)
 
@@ -118,7 +104,7 @@ class LmdbLog:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:
             return resident
-        log_id, end = self._log_id, self._end_offset
+        log_id, end = self._log_id, self.end_offset
         entries = await self._store.read_entries(
             log_id,
             lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes),
@@ -126,7 +112,7 @@ class LmdbLog:
         )
         self.status.check_open()
         # The entries may have been deleted during the read.
-        check_readable(offset, self._start_offset, self._end_offset)
+        check_readable(offset, self.start_offset, self.end_offset)
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
@@ -172,10 +158,10 @@ class LmdbLog:
         """
         while True:
             self.status.check_open()
-            start = self._start_offset
-            slot = await search(start, self._end_offset)
+            start = self.start_offset
+            slot = await search(start, self.end_offset)
             entry = None if slot is None else await self._entry_of(slot)
-            if start == self._start_offset and (entry is None) is (slot is None):
+            if start == self.start_offset and (entry is None) is (slot is None):
                 self.status.check_open()
                 return entry
 
@@ -195,28 +181,28 @@ class LmdbLog:
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         if 0 <= leader_epoch <= self.leader_epoch:
-            return leader_epoch, self._end_offset
+            return leader_epoch, self.end_offset
         return -1, -1
 
     async def delete_before(self, offset: int) -> int:
         self.status.check_open()
-        if offset > self._end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
-        if offset > self._start_offset:
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self.end_offset}")
+        if offset > self.start_offset:
             await self._store.write(
                 Task(
                     lambda burst: changes.move_start(burst, self._log_id, offset), self._start_moved
                 )
             )
-        return self._start_offset
+        return self.start_offset
 
     def _start_moved(self, start_and_size: tuple[int, int]) -> None:
-        self._start_offset, self._size = start_and_size
+        self.start_offset, self.size = start_and_size
         self._store.mark_changed(self.status)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
         self.status.check_open()
-        log_id, start, end, size = self._log_id, self._start_offset, self._end_offset, self._size
+        log_id, start, end, size = self._log_id, self.start_offset, self.end_offset, self.size
 
         def find(cursor: Any, row: LogRow) -> int:
             return queries.retained_from(
@@ -232,7 +218,7 @@ class LmdbLog:
                     self._start_moved,
                 )
             )
-        return self._start_offset
+        return self.start_offset
 
     @property
     def can_replace(self) -> bool:
@@ -249,7 +235,7 @@ class LmdbLog:
         await self._store.write(Task(run, self._replaced, size, writes_entries=True))
 
     def _replaced(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._cached_tail.clear()
 
     async def reclaim(self) -> None:

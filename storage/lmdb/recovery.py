@@ -99,7 +99,7 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
             )
         state.pending = PendingIndex(checkpoint)
         for slot in slots_of(txn, databases, names, tail.found):
-            state.pending.add(slot.log_id, [SLOT.pack(*slot)])
+            state.pending.add([(slot.log_id, [SLOT.pack(*slot)])])
         state.damaged.update(tail.damaged)
         durable_to = checkpoint.at if tail.end.segment == checkpoint.segment else 0
         journal.continue_at(tail.end, tail.next_number, durable_to, tail.is_left)

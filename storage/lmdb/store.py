@@ -59,6 +59,7 @@ MAX_NAME_BYTES = 480
 that.
 """
 
+CLOSED = "the store is closed"
 
 MOST_REPORTED = 1000
 """Damaged entries that are logged only once."""
@@ -336,8 +337,8 @@ class LmdbStore:
 
         Raises LogClosed, and StorageFailed if the queue is full.
         """
-        self._check_open()
-        assert self._writer
+        if self._writer is None or not self._is_open:
+            raise LogClosed(CLOSED)
         settings = self.settings
         queued_bytes = self._queued_bytes + operation.size
         if self._queued_operations and (
@@ -355,10 +356,10 @@ class LmdbStore:
         self._writer.submit(operation)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """Apply a burst's outcomes, then notify watchers once per log, then complete the Deferreds.
+        """Apply a burst's outcomes, then notify watchers once per log, then complete the calls.
 
-        Watchers and callers thus see the whole burst. A failed append completes just before its
-        Deferred: its log accepts nothing new until the last of the appends queued behind it has
+        Watchers and callers thus see the whole burst. A failed append is applied just before its
+        completion: its log accepts nothing new until the last of the appends queued behind it has
         failed too.
         """
         for operation, value, error in outcomes:
@@ -374,12 +375,16 @@ class LmdbStore:
         for log in moved:
             log.notify()
         for operation, value, error in outcomes:
-            if error is None:
-                operation.done.callback(value)
-                continue
             if isinstance(operation, Append):
-                operation.on_complete(operation, error)
-            operation.done.errback(error)
+                if error is None:
+                    operation.callback(None)
+                else:
+                    operation.on_complete(operation, error)
+                    operation.errback(error)
+            elif error is None:
+                operation.done.callback(value)
+            else:
+                operation.done.errback(error)
 
     def mark_changed(self, log: LogStatus) -> None:
         """Notify the watchers of `log` after the current burst."""
@@ -450,7 +455,7 @@ class LmdbStore:
         environment = self._environment
         if not self._is_open or environment is None or self._readers is None:
             refused: Deferred[T] = Deferred()
-            refused.errback(LogClosed("the store is closed"))
+            refused.errback(LogClosed(CLOSED))
             return refused
         return self._readers.run(
             lambda: environment.read(lambda txn: call(txn, environment.databases))
@@ -458,4 +463,4 @@ class LmdbStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LogClosed("the store is closed")
+            raise LogClosed(CLOSED)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from storage.bridge import Completion
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import FRAME
 from storage.lmdb.journal import Journal
@@ -25,12 +27,15 @@ from storage.lmdb.layout import (
     Row,
     SegmentUse,
     Slot,
-    slot_of,
 )
 from storage.log import Entry, LogClosed, LogStatus, StorageError, StorageFailed
 from storage.tail import TailCache
 
 T = TypeVar("T")
+
+SIZE_IN_ROW = SLOT.size - 16
+ROW_SIZE_AND_SEGMENT = Struct(">IQ").unpack_from
+"""Two fields of a row, which are read for each of them; it has one more behind these."""
 
 CLEANED_PART = 1 / 2
 """A segment is cleaned if less than this part of what was written to it is left."""
@@ -61,13 +66,13 @@ class DurableLog:
         )
 
 
-class Append:
-    """Contiguous entries for one log.
+class Append(Completion[None]):
+    """Contiguous entries for one log, and the completion that its caller waits for.
 
-    `on_complete` is called in the reactor thread, with the error if it failed.
+    `on_complete` is called in the reactor thread before it, with the error if the append failed.
     """
 
-    __slots__ = ("done", "entries", "log_id", "on_complete", "size")
+    __slots__ = ("entries", "log_id", "on_complete", "size")
 
     def __init__(
         self,
@@ -76,11 +81,13 @@ class Append:
         size: int,
         on_complete: Callable[[Append, Exception | None], None],
     ) -> None:
+        # What `Completion` does, without another call.
+        self._done = None
+        self._has_ended = False
         self.log_id = log_id
         self.entries = entries
         self.size = size
         self.on_complete = on_complete
-        self.done: Deferred[None] = Deferred()
 
 
 class Task(Generic[T]):
@@ -140,9 +147,15 @@ class PendingIndex:
         self.rows: dict[int, list[bytes]] = {}
         self.count = 0
 
-    def add(self, log_id: int, keys: Sequence[bytes]) -> None:
-        self.rows.setdefault(log_id, []).extend(keys)
-        self.count += len(keys)
+    def add(self, added: Iterable[tuple[int, Sequence[bytes]]]) -> None:
+        """Add rows of logs, by log id."""
+        rows = self.rows
+        for log_id, keys in added:
+            known = rows.get(log_id)
+            if known is None:
+                known = rows[log_id] = []
+            known += keys
+            self.count += len(keys)
 
 
 @dataclass(slots=True)
@@ -203,9 +216,24 @@ class SegmentChanges:
 
     def add(self, slot: Slot) -> None:
         """Count an entry that was written to the journal."""
-        written, live, frames = self._use(slot.segment)
-        size = FRAME.size + slot.size
-        self.changed[slot.segment] = SegmentUse(written + size, live + size, frames + 1)
+        self._add(slot.segment, FRAME.size + slot.size, 1)
+
+    def add_rows(self, rows: Iterable[bytes]) -> None:
+        """As `add`, for the entries of these rows."""
+        segment = added = frames = 0
+        for row in rows:
+            size, its_segment = ROW_SIZE_AND_SEGMENT(row, SIZE_IN_ROW)
+            if its_segment != segment:
+                self._add(segment, added, frames)
+                segment, added, frames = its_segment, 0, 0
+            added += FRAME.size + size
+            frames += 1
+        self._add(segment, added, frames)
+
+    def _add(self, segment: int, added: int, frames: int) -> None:
+        if frames:
+            written, live, known = self._use(segment)
+            self.changed[segment] = SegmentUse(written + added, live + added, known + frames)
 
     def remove(self, slot: Slot) -> None:
         """Count a deleted entry; no effect for one that is not in the journal."""
@@ -379,39 +407,21 @@ class Burst:
                 state.pending = PendingIndex(self.staging.end)
             state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
         else:
-            for log_id, keys in self._rows:
-                state.pending.add(log_id, keys)
+            state.pending.add(self._rows)
 
     def _append(self, append: Append) -> None:
-        log = self.log(append.log_id)
+        log = self._logs.get(append.log_id) or self.log(append.log_id)
         entries = append.entries
         if entries[0].base_offset != log.end_offset:
             raise StorageFailed(
                 "an append before this one failed, so its offsets would leave a gap"
             )
-        log_id, running, position = log.log_id, log.running_timestamp, log.position
-        keys = []
-        for entry, (segment, at) in zip(entries, self.staging.append(log_id, entries), strict=True):
-            timestamp, size = entry.max_timestamp, len(entry.payload)
-            position += size
-            if timestamp > running:
-                running = timestamp
-            keys.append(
-                SLOT.pack(
-                    log_id,
-                    entry.base_offset,
-                    entry.last_offset,
-                    timestamp,
-                    running,
-                    position,
-                    size,
-                    segment,
-                    at,
-                )
-            )
-        self._rows.append((log_id, keys))
+        log_id = append.log_id
+        rows, log.running_timestamp, log.position = self.staging.append(
+            log_id, entries, log.running_timestamp, log.position
+        )
+        self._rows.append((log_id, rows))
         log.end_offset = entries[-1].last_offset + 1
-        log.running_timestamp, log.position = running, position
         log.size += append.size
 
     def _put_rows(self, keys: Iterable[bytes]) -> None:
@@ -420,5 +430,4 @@ class Burst:
         if rows:
             with self._txn.cursor(db=self.databases["entries"]) as cursor:
                 cursor.putmulti(rows)
-            for key, _ in rows:
-                self.segments.add(slot_of(key))
+            self.segments.add_rows(key for key, _ in rows)

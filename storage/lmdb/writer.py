@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -40,6 +41,8 @@ CLEANING_RETRY_SECONDS = 10.0
 
 Cleaning needs more space: on a full disk freeing must continue.
 """
+
+SIZE: Callable[[Operation], int] = attrgetter("size")
 
 UNREACHED_TXN = 1 << 64
 """A transaction id that no commit reaches."""
@@ -80,6 +83,10 @@ class LmdbWriter:
         self._deliver = deliver
         self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
         self._queue = WriteQueue(reactor, settings, self._bursts.put)
+        self.submit: Callable[[Operation], None] = self._queue.add
+        """Queue an operation; reactor thread only. Operations are written in the order of the
+        calls.
+        """
         self._freeing_entries = settings.freeing_entries
         self._retry_at = 0.0
         self._clean_at = 0.0
@@ -95,12 +102,6 @@ class LmdbWriter:
         self._attempts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
         self._thread.start()
-
-    def submit(self, operation: Operation) -> None:
-        """Queue an operation; reactor thread only. Operations are written in the order of the
-        calls.
-        """
-        self._queue.add(operation)
 
     def stop(self) -> Deferred[None]:
         """Write what is queued, or fail it if the medium is gone; then end the thread.
@@ -142,8 +143,8 @@ class LmdbWriter:
         """Write one burst. If a medium refuses it, the operations that need this medium fail and
         the others are retried without them: appends and replacements need the journal, tasks LMDB.
         """
-        has_appends = any(isinstance(one, Append) for one in operations)
-        has_tasks = not all(isinstance(one, Append) for one in operations)
+        kinds = set(map(type, operations))
+        has_appends, has_tasks = Append in kinds, Task in kinds
         try:
             if has_appends:
                 self._limit_pending()
@@ -164,13 +165,14 @@ class LmdbWriter:
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        # An append behind a failed one is refused without being written: that does not show that
-        # writing works again.
-        succeeded = [one for one, _, error in outcomes if error is None]
-        if has_appends and any(isinstance(one, Append) for one in succeeded):
-            self._succeeded(APPENDING)
-        if has_tasks and not all(isinstance(one, Append) for one in succeeded):
-            self._succeeded(WRITING)
+        if self._failing:
+            # An append behind a failed one is refused without being written: that does not show
+            # that writing works again.
+            written_kinds = {type(one) for one, _, error in outcomes if error is None}
+            if Append in written_kinds:
+                self._succeeded(APPENDING)
+            if Task in written_kinds:
+                self._succeeded(WRITING)
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
@@ -216,7 +218,7 @@ class LmdbWriter:
         if self._is_unresolved:
             # Its rows may refer to what would be overwritten in the journal.
             raise lmdb.Error("it is unknown whether the last commit was written")
-        size = sum(one.size for one in operations)
+        size = sum(map(SIZE, operations))
         while True:
             burst = Burst(self._environment, self._journal, self._state, size)
             try:

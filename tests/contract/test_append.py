@@ -8,15 +8,22 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import CancelledError, Deferred
 
+from gateway.coroutines import when_ended
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.storage.entries import bases, entry, everything, plain, sized, topic
 from tests.storage.open_shards import open_with_shards
 
 
-def has_fired(awaitable: Awaitable[None]) -> bool:
-    assert isinstance(awaitable, Deferred)
-    return bool(awaitable.called)
+def watched(append: Awaitable[int | None]) -> Deferred[int | None]:
+    """A Deferred that fires when the append ends, and not later."""
+    ended: Deferred[int | None] = Deferred()
+    when_ended(append, ended.callback, ended.errback)
+    return ended
+
+
+async def waiting_for(append: Awaitable[int | None]) -> None:
+    await append
 
 
 @ensureDeferred
@@ -51,9 +58,9 @@ async def test_large_entry_is_stored_whole(log: PartitionLog) -> None:
 async def test_next_offset_advances_at_once_and_end_offset_when_durable(
     log: PartitionLog,
 ) -> None:
-    first = log.append([entry(0, 5)])
+    first = watched(log.append([entry(0, 5)]))
     assert log.next_offset == 5
-    assert log.end_offset == (5 if has_fired(first) else 0)
+    assert log.end_offset == (5 if first.called else 0)
     await first
     assert log.end_offset == 5
 
@@ -61,9 +68,9 @@ async def test_next_offset_advances_at_once_and_end_offset_when_durable(
 @ensureDeferred
 async def test_entries_are_not_readable_before_durable(log: PartitionLog) -> None:
     await log.append([entry(0)])
-    second = log.append([entry(1)])
+    second = watched(log.append([entry(1)]))
     seen = log.read_resident(0, 100)
-    assert seen is None or bases(seen) == ([0, 1] if has_fired(second) else [0])
+    assert seen is None or bases(seen) == ([0, 1] if second.called else [0])
     await second
 
 
@@ -118,8 +125,7 @@ async def test_empty_append_changes_nothing(log: PartitionLog) -> None:
 
 @ensureDeferred
 async def test_cancelled_append_is_still_stored(log: PartitionLog) -> None:
-    first = log.append([entry(0)])
-    assert isinstance(first, Deferred)
+    first = Deferred.fromCoroutine(waiting_for(log.append([entry(0)])))
     first.addErrback(lambda failure: failure.trap(CancelledError))
     first.cancel()
     await log.append([entry(1)])
@@ -163,14 +169,13 @@ async def test_log_refuses_appends_until_last_failure_is_delivered(
 ) -> None:
     seen = []
     with bench.refusing_writes():
-        failing = [log.append([sized(log.next_offset, 100_000)]) for _ in range(3)]
+        failing = [watched(log.append([sized(log.next_offset, 100_000)])) for _ in range(3)]
 
         def look(failure: object) -> object:
-            seen.append((log.next_offset == log.end_offset, all(map(has_fired, failing))))
+            seen.append((log.next_offset == log.end_offset, all(one.called for one in failing)))
             return failure
 
         for one in failing:
-            assert isinstance(one, Deferred)
             one.addErrback(look)
         for one in failing:
             with pytest.raises(bench.refusal):

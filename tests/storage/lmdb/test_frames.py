@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
@@ -14,13 +15,17 @@ from storage.lmdb.frames import (
     Frame,
     FrameAt,
     SegmentHeader,
+    append_frames,
     decode_frame,
     decode_segment_header,
+    encode_append,
     encode_frame,
     encode_segment_header,
     has_payload,
     parse,
 )
+from storage.lmdb.layout import Slot, slot_of
+from storage.log import Entry
 
 MARK = b"the mark"
 
@@ -150,3 +155,62 @@ def test_any_mixture_of_frames_and_garbage_is_parsed_in_order(
         if isinstance(one, FrameAt) and one.is_intact:
             assert has_payload(one.frame, data, one.position)
     assert parsed.end == end
+
+
+PAYLOADS = st.binary(max_size=100) | st.sampled_from([bytes(70_000), b"\xff" * 65_536])
+U32, U64 = st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 64) - 1)
+TIMESTAMPS = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Entry,
+            U64,
+            U64,
+            TIMESTAMPS,
+            st.builds(
+                lambda kind, data: kind(data),
+                st.sampled_from([bytes, bytearray, memoryview]),
+                PAYLOADS,
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.tuples(U64, U32, U32, U64),
+    TIMESTAMPS,
+    U32,
+)
+def test_compiled_function_encodes_the_same(
+    entries: list[Entry], place: tuple[int, int, int, int], running: int, position: int
+) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    arguments = (MARK, *place, entries, running, position)
+    assert compiled.encode_append(*arguments) == encode_append(*arguments)
+
+
+def test_compiled_function_refuses_what_has_no_place_in_a_segment() -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    one = Entry(0, 0, -1, b"some")
+    for at, mark in (((1 << 32), MARK), (0, b"short")):
+        with pytest.raises((OverflowError, ValueError)):
+            compiled.encode_append(mark, 1, at, 0, 1, [one], -1, 0)
+    strided = memoryview(b"some")[::2]
+    with pytest.raises((BufferError, TypeError)):
+        compiled.encode_append(MARK, 1, 0, 0, 1, [Entry(0, 0, -1, strided)], -1, 0)
+
+
+def test_append_has_a_frame_and_a_row_for_each_entry() -> None:
+    entries = [Entry(7, 9, 50, b"first"), Entry(10, 10, 40, b"the second")]
+    buffers, rows, at, running, position = append_frames(MARK, 8, 100, 90, 3, entries, 45, 1000)
+    assert [buffers[1], buffers[3]] == [b"first", b"the second"]
+    assert [decode_frame(MARK, 8, place, buffers[n]) for place, n in ((100, 0), (165, 2))] == [
+        Frame(crc32(b"first"), 5, 90, 0, 3, 7, 9, 50),
+        Frame(crc32(b"the second"), 10, 90, IS_LAST, 3, 10, 10, 40),
+    ]
+    assert [slot_of(row) for row in rows] == [
+        Slot(3, 7, 9, 50, 50, 1005, 5, 8, 100),
+        Slot(3, 10, 10, 40, 50, 1015, 10, 8, 165),
+    ]
+    assert (at, running, position) == (235, 50, 1015)
