@@ -17,7 +17,7 @@ import msgspec
 from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, start, when_ended
 from gateway.partitions.producer_state import ProducerStateManager
-from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
+from gateway.protocol.errors import KafkaError, storage_error
 from gateway.protocol.wire import compiled
 from records import BatchHeader, stamp_batch
 from records.batch import NO_PRODUCER_ID
@@ -47,10 +47,6 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 #: Message sets that must be recompressed and unpack to at least this many bytes are packed on
 #: another thread: about 0.5 ms of work.
 REPACK_IN_THREAD_BYTES = 64 << 10
-
-#: How long after the first append an unknown producer must begin with sequence 0, in ms. Producers
-#: whose state was deleted wait until then.
-FIRST_BATCH_MS = 30_000
 
 #: Called with a partition whose log is fenced or closed.
 FencedCallback = Callable[["Partition", StorageError], None]
@@ -133,14 +129,11 @@ class Partition:
     `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
     batch that needs no check besides those of every batch, -1 if there is none. `on_fenced` may be
     called repeatedly once the log is fenced or closed; the registry then opens another Partition.
-    `has_moved`: another gateway may have led the partition just before.
     """
 
     __slots__ = (
         "_config",
         "_empty_ranges",
-        "_first_append",
-        "_has_moved",
         "_has_resigned",
         "_on_fenced",
         "_queued_appends",
@@ -163,8 +156,6 @@ class Partition:
         config: TopicConfig,
         producers: ProducerStateManager,
         on_fenced: FencedCallback | None = None,
-        *,
-        has_moved: bool = False,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -172,8 +163,6 @@ class Partition:
         self.config = config
         self.producers = producers
         self._on_fenced = on_fenced
-        self._has_moved = has_moved
-        self._first_append = 0
         #: While this is set, also after a failed recovery, batches of idempotent producers cannot
         #: be appended.
         self.recovery: ProducerRecovery | None = None
@@ -261,8 +250,6 @@ class Partition:
     ) -> SharedResult[AppendResult]:
         log, has_producer = self.log, batch.producer_id > NO_PRODUCER_ID
         if has_producer:
-            if self._has_moved:
-                self._refuse_overtaking(batch, now)
             duplicate = self.producers.check(batch, topic_name)
             if duplicate is not None:
                 # The result of the first attempt, once it is durable.
@@ -297,22 +284,6 @@ class Partition:
         # batch is checked.
         when_ended(waiting, in_flight.stored, in_flight.refused)
         return in_flight
-
-    def _refuse_overtaking(self, batch: BatchHeader, now: int) -> None:
-        """Raise KafkaError if a producer may still send its first batch again.
-
-        The former leader may not have answered that batch yet, while the producer has found this
-        gateway and sends the next one here. If that is stored, the first one is out of order
-        forever. Kafka stores it.
-        """
-        self._first_append = self._first_append or now
-        if not 0 <= now - self._first_append < FIRST_BATCH_MS:
-            self._has_moved = False
-        elif batch.base_sequence and batch.producer_id not in self.producers:
-            raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                "the producer may still send its first batch to the partition again",
-            )
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None

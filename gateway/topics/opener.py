@@ -206,13 +206,7 @@ class PartitionOpener:
             raise UnknownTopic(state.name)
         producers, offset = self._snapshots.load(state.topic, index, log)
         partition = Partition(
-            state.name,
-            index,
-            log,
-            state.config,
-            producers,
-            partial(self._fenced, state),
-            has_moved=self._store.is_shared,
+            state.name, index, log, state.config, producers, partial(self._fenced, state)
         )
         if offset < log.end_offset:
             partition.recovery = ProducerRecovery(

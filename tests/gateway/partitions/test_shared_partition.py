@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from twisted.internet.defer import Deferred, fail
 
-from gateway.partitions.partition import FIRST_BATCH_MS, Partition
+from gateway.partitions.partition import Partition
 from gateway.partitions.producer_state import ProducerStateManager
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -87,25 +87,6 @@ def test_in_flight_batches_of_one_producer_are_distinguished(partition, log):
     assert [
         offset(send(partition, batch(2, producer=(7, 0, 2 * number)))) for number in range(5)
     ] == [5, 9, 11, 30, 32]
-
-
-def test_unknown_producer_begins_with_its_first_batch_after_a_move(partition, log):
-    """A batch that overtakes the first one is refused, until the producer gives that one up."""
-    moved = Partition("orders", 0, log, partition.config, ProducerStateManager(10), has_moved=True)
-    overtaking = batch(2, producer=(7, 0, 2))
-    with pytest.raises(KafkaError) as caught:
-        send(moved, overtaking)
-    assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    sent = [send(moved, batch(2, producer=(7, 0, 0))), send(moved, overtaking)]
-    log.store(5)
-    log.store(7)
-    assert [offset(one) for one in sent] == [5, 7]
-    later = batch(2, producer=(8, 0, 2))
-    with pytest.raises(KafkaError):
-        send(moved, later, LATER + FIRST_BATCH_MS - 1)
-    given_up = send(moved, later, LATER + FIRST_BATCH_MS)
-    log.store(9)
-    assert offset(given_up) == 9
 
 
 def test_snapshot_has_only_assigned_offsets(partition, log):
