@@ -178,6 +178,7 @@ clean:
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	rm -f records/_kernel.c records/_kernel*.so
 	rm -f gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
+	rm -f storage/lmdb/_frames.c storage/lmdb/_frames*.so
 
 # One environment with three sets of dependencies, each a superset of the one before.
 $(VENV)/.made:

@@ -364,7 +364,8 @@ class Burst:
                 else:
                     value = operation.run(self)
             except (StorageError, ValueError) as error:
-                refusal = error
+                # Its traceback would refer to this frame, and so to `outcomes`.
+                refusal = error.with_traceback(None)
             outcomes.append((operation, value, refusal))
         if self.has_txn:
             # The rows of the last appends.
