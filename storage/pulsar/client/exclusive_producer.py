@@ -15,6 +15,7 @@ import msgspec
 import pulsar
 from twisted.internet.defer import Deferred, succeed
 
+from storage.bridge import Completion
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.library_threads import keep_thread_state
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -70,13 +71,12 @@ class LogEnd(msgspec.Struct, frozen=True, gc=False):
     greatest_timestamp: int
 
 
-class InFlightMessage:
-    """A message in flight: its contents, the log end after it, its caller, the broker's
-    response.
+class InFlightMessage(Completion[None]):
+    """A message in flight, which completes its append: its contents, the log end after it, the
+    broker's response.
     """
 
     __slots__ = (
-        "done",
         "end",
         "entries",
         "header",
@@ -95,14 +95,13 @@ class InFlightMessage:
         payload: bytes,
         properties: dict[str, str],
         end: LogEnd,
-        done: Deferred[None],
     ) -> None:
+        super().__init__()
         self.header = header
         self.entries = entries
         self.payload = payload
         self.properties = properties
         self.end = end
-        self.done = done
         self.producer: ExclusiveProducer | None = None
         self.result: Any = None
         self.position: Any = None
