@@ -237,16 +237,10 @@ def test_failed_send_fails_later_appends():
 
 def test_headers_continue_from_each_other():
     scene = Scene()
-    headers = []
-
-    def send_async(payload: bytes, callback: Any, properties: dict[str, str]) -> None:
-        headers.append(parse_header(properties))
-
-    scene.producer.send_async = send_async
-    told: list[Deferred[None]] = []
-    told.append(scene.appending.append([Entry(10, 14, 5, b"abc"), Entry(15, 15, 9, b"de")]))
-    told.append(scene.appending.append([Entry(16, 16, 2, b"f")]))
+    scene.appending.append([Entry(10, 14, 5, b"abc"), Entry(15, 15, 9, b"de")])
+    scene.appending.append([Entry(16, 16, 2, b"f")])
     scene.table.land()
+    headers = [parse_header(properties) for properties in scene.producer.properties]
     assert [
         (
             h.base_offset,
