@@ -171,8 +171,8 @@ class PartitionLog(Protocol):
         """Queue contiguous `entries`, the first at `next_offset`; all or none are stored.
 
         Entries are stored in the order of the calls. `next_offset` has advanced when this returns;
-        the awaitable fires when the entries are durable. Cancelling the awaitable does not cancel
-        the append. The caller must not change the payloads afterwards.
+        the awaitable, for one waiter, fires when the entries are durable. Cancelling it does not
+        cancel the append. The caller must not change the payloads afterwards.
 
         A log that other programs also write to assigns offsets itself: its `next_offset` only
         identifies what is in flight, above any real offset, and the awaitable gives the offset of

@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import _pulsar
 import msgspec
 import pulsar
 from twisted.internet.defer import Deferred, succeed
 
+from storage.bridge import Completion
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.library_threads import keep_thread_state
 from storage.pulsar.client.pulsar_client import PulsarClient
@@ -70,13 +72,13 @@ class LogEnd(msgspec.Struct, frozen=True, gc=False):
     greatest_timestamp: int
 
 
-class InFlightMessage:
-    """A message in flight: its contents, the log end after it, its caller, the broker's
-    response.
+class InFlightMessage(Completion[None]):
+    """A message in flight, which completes its append: its contents, the log end after it, the
+    broker's response.
     """
 
     __slots__ = (
-        "done",
+        "cost",
         "end",
         "entries",
         "header",
@@ -95,22 +97,18 @@ class InFlightMessage:
         payload: bytes,
         properties: dict[str, str],
         end: LogEnd,
-        done: Deferred[None],
     ) -> None:
+        super().__init__()
         self.header = header
         self.entries = entries
         self.payload = payload
+        self.cost = len(payload) + IN_FLIGHT_OVERHEAD
         self.properties = properties
         self.end = end
-        self.done = done
         self.producer: ExclusiveProducer | None = None
         self.result: Any = None
         self.position: Any = None
         self.is_released = False
-
-    @property
-    def cost(self) -> int:
-        return len(self.payload) + IN_FLIGHT_OVERHEAD
 
     def on_response(self, result: Any, message_id: Any) -> None:
         """The library's callback; must not raise.
@@ -144,6 +142,7 @@ class ExclusiveProducer:
     ) -> None:
         self._client = client
         self._producer = producer
+        self._send = producer._producer.send_async
         self._room = room
         self._on_stored = on_stored
         self._on_closed = on_closed
@@ -158,7 +157,11 @@ class ExclusiveProducer:
         sent.producer = self
         self._in_flight.append(sent)
         try:
-            self._producer.send_async(sent.payload, sent.on_response, properties=sent.properties)
+            # Bypassing the library's Python wrapper takes a quarter less time.
+            self._send(
+                _pulsar.MessageBuilder().content(sent.payload).properties(sent.properties).build(),
+                sent.on_response,
+            )
         except pulsar.PulsarException as error:
             self._release(sent)
             self.close(error_for_result(type(error).__name__))

@@ -11,6 +11,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from storage.bridge import Completion
 from storage.log import (
     Entry,
     EntryTooLarge,
@@ -92,12 +93,12 @@ class AppendQueue:
         self._row_update: Deferred[None] | None = None
         self._reservation_error: StorageError | None = None
 
-    def append(self, entries: Sequence[Entry]) -> Deferred[None]:
+    def append(self, entries: Sequence[Entry]) -> Completion[None]:
         """`PartitionLog.append`.
 
         A payload that is not bytes is copied once; the tail cache keeps the copy.
         """
-        result: Deferred[None] = Deferred()
+        result: Completion[None]
         try:
             self._status.check_open()
             if self._reservation_error:
@@ -105,10 +106,13 @@ class AppendQueue:
                 # offset is not known.
                 raise StorageFailed(str(self._reservation_error))
             if entries:
-                self._enqueue(self._build_message(entries, result))
+                result = sent = self._build_message(entries)
+                self._enqueue(sent)
             else:
+                result = Completion()
                 result.callback(None)
         except StorageError as error:
+            result = Completion()
             result.errback(error)
         return result
 
@@ -140,7 +144,7 @@ class AppendQueue:
         self._status.end(error)
         return self._producer.close(error)
 
-    def _build_message(self, entries: Sequence[Entry], result: Deferred[None]) -> InFlightMessage:
+    def _build_message(self, entries: Sequence[Entry]) -> InFlightMessage:
         """The message with these entries. Raises OffsetOutOfRange, EntryTooLarge."""
         before = self.next
         size, time = 0, -1
@@ -172,7 +176,7 @@ class AppendQueue:
             self._opened.opening,
         )
         return InFlightMessage(
-            header, kept, payload, header.properties(self._opened.entry_format), end, result
+            header, kept, payload, header.properties(self._opened.entry_format), end
         )
 
     def _enqueue(self, sent: InFlightMessage) -> None:
@@ -296,7 +300,7 @@ class AppendQueue:
             if not pending:
                 self._reservation_error = None
                 self.next = self._sent_end
-            sent.done.errback(failure)
+            sent.errback(failure)
         self._reservation_error = None
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:

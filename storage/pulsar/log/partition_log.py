@@ -104,7 +104,7 @@ class PulsarLog:
                 self._tail.add(self._resident, entry)
         self.status.notify()
         for sent in messages:
-            sent.done.callback(None)
+            sent.callback(None)
 
     def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """End the log; `left` are the appends that were not acknowledged."""
@@ -113,7 +113,7 @@ class PulsarLog:
         self.status.notify()
         Deferred.fromCoroutine(self._reader.close())
         for sent in left:
-            sent.done.errback(error)
+            sent.errback(error)
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self.status.check_open()

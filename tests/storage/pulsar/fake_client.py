@@ -26,20 +26,24 @@ class FakeMessageId:
 
 
 class FakeProducer:
-    """Sent messages wait in `waiting` for `answer`. The next send raises `refuses`."""
+    """Sent messages wait in `waiting` for `answer`. The next send raises `refuses`.
+
+    It is both the producer of pulsar-client and that of its binding, to which messages are passed.
+    """
 
     def __init__(self) -> None:
+        self._producer = self
         self.sent: list[bytes] = []
+        self.properties: list[dict[str, str]] = []
         self.waiting: list[Callable[[Any, Any], None]] = []
         self.refuses: Exception | None = None
         self.closed = 0
 
-    def send_async(
-        self, payload: bytes, callback: Callable[[Any, Any], None], properties: Mapping[str, str]
-    ) -> None:
+    def send_async(self, message: Any, callback: Callable[[Any, Any], None]) -> None:
         if self.refuses:
             raise self.refuses
-        self.sent.append(payload)
+        self.sent.append(message.data())
+        self.properties.append(message.properties())
         self.waiting.append(callback)
 
     def answer(self, *results: Any) -> None:

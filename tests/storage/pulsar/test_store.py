@@ -406,7 +406,7 @@ async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight(restart
     log = await store.log("orders", 0)
     await log.append([entry(0)])
     appends = [log.append([sized(n, 2000)]) for n in range(1, 500)]
-    await appends[20]
+    await appends.pop(20)
     await deferToThread(broker.kill)
     appends += [log.append([sized(n, 2000)]) for n in range(500, 600)]
     await deferToThread(broker.launch)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pulsar
 import pytest
-from twisted.internet.defer import Deferred
 
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.exclusive_producer import (
@@ -45,7 +44,6 @@ class Scene:
                 b"x",
                 {},
                 LogEnd(offset + 1, 1, -1),
-                Deferred(),
             )
             self.room.reserve(sent.cost)
             self.exclusive.send(sent)

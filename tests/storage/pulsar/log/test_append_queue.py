@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from storage.log import (
     Entry,
@@ -62,18 +61,19 @@ class Scene:
     def _stored(self, messages: list[InFlightMessage]) -> None:
         for sent in messages:
             self.stored.append(sent.header.base_offset)
-            sent.done.callback(None)
+            sent.callback(None)
 
     def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         self.over = error
         for sent in left:
-            sent.done.errback(error)
+            sent.errback(error)
 
     def append(self, *, records: int = 1, payload: bytes = b"x") -> list[Any]:
         """Append one entry at the end; its outcome is added to the list."""
         outcome: list[Any] = []
         base = self.appending.next.offset
-        self.appending.append([Entry(base, base + records - 1, 5, payload)]).addBoth(outcome.append)
+        appended = self.appending.append([Entry(base, base + records - 1, 5, payload)])
+        appended.when_ended(outcome.append, outcome.append)
         return outcome
 
     def answer(self, *results: Any) -> None:
@@ -138,8 +138,7 @@ def test_failed_reservation_fails_pending_appends():
     outcomes = [scene.append(records=500), scene.append()]
     scene.table.land(StorageFailed("no answer"))
     for (outcome,) in outcomes:
-        assert isinstance(outcome, Failure)
-        assert outcome.check(StorageFailed)
+        assert isinstance(outcome, StorageFailed)
         seen.append(scene.appending.next.offset)
     assert seen == [11, 11]
     assert scene.room.reserved_operations == 0
@@ -158,16 +157,16 @@ def test_append_is_refused_while_pending_ones_are_failed():
     ]
     during: list[Any] = []
 
-    def append_again(failure: Failure) -> None:
+    def append_again(_: BaseException) -> None:
         expected = scene.appending.next.offset
-        scene.appending.append([Entry(expected, expected, 5, b"y")]).addErrback(
-            lambda failure: during.append(failure.type)
+        scene.appending.append([Entry(expected, expected, 5, b"y")]).when_ended(
+            during.append, during.append
         )
 
-    told[0].addErrback(append_again)
-    told[1].addErrback(lambda failure: None)
+    told[0].when_ended(during.append, append_again)
+    told[1].when_ended(during.append, lambda _: None)
     scene.table.land(StorageFailed("no answer"))
-    assert during == [StorageFailed]
+    assert list(map(type, during)) == [StorageFailed]
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
@@ -176,7 +175,7 @@ def test_append_retried_on_failure_is_sent(is_empty):
     base = scene.appending.next.offset
     again: list[Any] = []
     first = scene.appending.append([Entry(base, base, 5, b"x")])
-    first.addErrback(lambda failure: again.append(scene.append(payload=b"again")))
+    first.when_ended(again.append, lambda _: again.append(scene.append(payload=b"again")))
     scene.table.land(StorageFailed("no answer"))
     scene.table.land()
     assert scene.producer.sent == [b"again"]
@@ -190,7 +189,7 @@ def test_fenced_table_ends_log():
     scene = Scene()
     (outcome,) = (scene.append(),)
     scene.table.land(Fenced("taken"))
-    assert outcome[0].check(Fenced)
+    assert isinstance(outcome[0], Fenced)
     assert isinstance(scene.over, Fenced)
 
 
@@ -221,7 +220,7 @@ def test_outcome_is_unknown_if_first_reservation_fails():
     scene.table.land()
     scene.answer(Ok)
     scene.table.land(StorageFailed("no answer"))
-    assert outcome[0].check(Fenced)
+    assert isinstance(outcome[0], Fenced)
     assert isinstance(scene.over, Fenced)
 
 
@@ -229,7 +228,7 @@ def test_failed_send_fails_later_appends():
     scene = begun()
     outcomes = [scene.append(), scene.append(), scene.append(records=500)]
     scene.answer(Timeout)
-    assert all(outcome[0].check(Fenced) for outcome in outcomes)
+    assert all(isinstance(outcome[0], Fenced) for outcome in outcomes)
     scene.client.reactor_calls.run()
     assert scene.room.reserved_operations == 0
     scene.table.land()
@@ -238,16 +237,10 @@ def test_failed_send_fails_later_appends():
 
 def test_headers_continue_from_each_other():
     scene = Scene()
-    headers = []
-
-    def send_async(payload: bytes, callback: Any, properties: dict[str, str]) -> None:
-        headers.append(parse_header(properties))
-
-    scene.producer.send_async = send_async
-    told: list[Deferred[None]] = []
-    told.append(scene.appending.append([Entry(10, 14, 5, b"abc"), Entry(15, 15, 9, b"de")]))
-    told.append(scene.appending.append([Entry(16, 16, 2, b"f")]))
+    scene.appending.append([Entry(10, 14, 5, b"abc"), Entry(15, 15, 9, b"de")])
+    scene.appending.append([Entry(16, 16, 2, b"f")])
     scene.table.land()
+    headers = [parse_header(properties) for properties in scene.producer.properties]
     assert [
         (
             h.base_offset,
@@ -268,7 +261,7 @@ def test_headers_continue_from_each_other():
 def test_oversized_append_is_refused_without_using_offset():
     scene = Scene(message_bytes=MAX_MESSAGE_OVERHEAD + 10)
     outcome = scene.append(payload=b"x" * 11)
-    assert outcome[0].check(EntryTooLarge)
+    assert isinstance(outcome[0], EntryTooLarge)
     assert scene.appending.next.offset == 10
     assert scene.append(payload=b"x" * 10) == []
 
@@ -276,8 +269,8 @@ def test_oversized_append_is_refused_without_using_offset():
 def test_unexpected_offset_is_refused():
     outcome: list[Any] = []
     scene = Scene()
-    scene.appending.append([Entry(11, 11, 5, b"x")]).addErrback(outcome.append)
-    assert outcome[0].check(OffsetOutOfRange)
+    scene.appending.append([Entry(11, 11, 5, b"x")]).when_ended(outcome.append, outcome.append)
+    assert isinstance(outcome[0], OffsetOutOfRange)
     assert scene.room.reserved_operations == 0
 
 
@@ -285,7 +278,7 @@ def test_append_over_in_flight_limit_is_refused():
     scene = begun()
     scene.room.reserve(1 << 30)
     outcome = scene.append()
-    assert outcome[0].check(StorageFailed)
+    assert isinstance(outcome[0], StorageFailed)
     assert scene.appending.next.offset == 11
 
 
@@ -305,7 +298,7 @@ def test_end_fails_all_pending_appends():
     scene = Scene()
     outcome = scene.append()
     scene.appending.end(LogClosed("closed"))
-    assert outcome[0].check(LogClosed)
+    assert isinstance(outcome[0], LogClosed)
     scene.table.land()
     assert scene.producer.sent == []
 
