@@ -73,10 +73,10 @@ class _TopicPlan:
     configs: Mapping[str, str]
 
 
-#: Most bytes in names and values of the configs that are returned to another gateway, about 2,000
-#: topics with defaults. The topics behind have no configs in the reply: a reply that is too large
-#: would report topics as failed that were created.
-FORWARDED_CONFIG_BYTES = 2 << 20
+#: Limit on the characters in names and values of the configs that are returned to another gateway,
+#: about 2,000 topics with defaults. The topics after these have no configs in the reply: if it were
+#: too large, topics that were created would be reported as failed.
+FORWARDED_CONFIG_CHARACTERS = 2 << 20
 
 
 async def _refuse_creations(request: Any, error: KafkaError, caller: Caller) -> Any:
@@ -112,12 +112,12 @@ async def create_topics(request: Any, caller: Caller) -> Any:
         else await slices.gather(_create(plan, topics) for plan in plans)
     )
     rows = []
-    config_bytes = 0
+    config_characters = 0
     for topic, outcome in zip(requested, outcomes, strict=True):
         row = _created_row(topic.name, outcome, caller)
         if caller.asked_node is not None:
-            config_bytes += sum(len(one.name) + len(one.value or "") for one in row.configs)
-            if config_bytes > FORWARDED_CONFIG_BYTES:
+            config_characters += sum(len(one.name) + len(one.value or "") for one in row.configs)
+            if config_characters > FORWARDED_CONFIG_CHARACTERS:
                 row.configs = []
         if not row.error_code and not caller.may_use_topic(
             AclOperation.DESCRIBE_CONFIGS, topic.name
