@@ -40,6 +40,8 @@ TOOL_SECONDS = 180.0
 START_ATTEMPTS = 3
 #: Below the ports that systems use for outgoing connections (net.ipv4.ip_local_port_range).
 SERVERS_PORTS = range(20_000, 32_768)
+#: More test workers than this share ports.
+MAX_WORKERS = 16
 
 #: The JVM options of Kafka's own start scripts: KAFKA_JVM_PERFORMANCE_OPTS of kafka-run-class.sh
 #: (3.9).
@@ -376,16 +378,19 @@ def free_ports(count: int) -> list[int]:
     """Loopback ports that are free now and that no outgoing connection will use.
 
     A client that keeps reconnecting to a stopped server could otherwise be given the server's own
-    port as its local port, and keep it.
+    port as its local port, and keep it. Each test worker has separate ports: another one could take
+    those of a server that is started again.
     """
     chance = random.SystemRandom()
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports_of_worker = SERVERS_PORTS[worker % MAX_WORKERS :: MAX_WORKERS]
     with ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
             with suppress(OSError):
                 ports.append(
                     held.enter_context(
-                        socket.create_server(("127.0.0.1", chance.choice(SERVERS_PORTS)))
+                        socket.create_server(("127.0.0.1", chance.choice(ports_of_worker)))
                     ).getsockname()[1]
                 )
         return ports
