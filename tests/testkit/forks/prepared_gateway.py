@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[3]
 #: Arguments and environment of a process, at most. The kernel allows less for a message.
 REQUEST_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
+#: Modules that each gateway imports itself: the reactor, and Pulsar's client, whose readers would
+#: have the same random names in all forks.
+UNSHARED = {"twisted.internet.reactor", "_pulsar"}
 
 #: One start at a time in this process.
 _start = threading.Lock()
@@ -169,10 +172,9 @@ if __name__ == "__main__":
     # As in `serve`.
     gc.disable()
     from gateway import server as server
-    from storage.pulsar import store as store
 
-    if len(os.listdir("/proc/self/task")) > 1 or "twisted.internet.reactor" in sys.modules:
-        sys.exit("an import made a thread or the reactor, which forks cannot share")
+    if len(os.listdir("/proc/self/task")) > 1 or UNSHARED & sys.modules.keys():
+        sys.exit("an import made what forks cannot share: a thread, or one of " + str(UNSHARED))
     # `serve` does so, too, with all that exists when it has started. A collection in a fork would
     # write to each object, and so copy its memory page.
     gc.collect()
