@@ -170,9 +170,9 @@ class PartitionLog(Protocol):
     def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
         """Queue contiguous `entries`, the first at `next_offset`; all or none are stored.
 
-        Entries are stored in the order of the calls. `next_offset` has advanced when this returns;
-        the awaitable, for one waiter, fires when the entries are durable. Cancelling it does not
-        cancel the append. The caller must not change the payloads afterwards.
+        Entries are stored in the order of the calls. `next_offset` has advanced when this returns.
+        The awaitable fires when the entries are durable; it must be awaited only once. Cancelling
+        it does not cancel the append. The caller must not change the payloads afterwards.
 
         A log that other programs also write to assigns offsets itself: its `next_offset` only
         identifies what is in flight, above any real offset, and the awaitable gives the offset of

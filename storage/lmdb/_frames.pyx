@@ -23,7 +23,7 @@ cdef enum:
     FRAME_BYTES = 60
     ROW_BYTES = 64
     IS_LAST = 1
-    # The least payload whose checksum is computed without the GIL.
+    # The checksum of a payload of at least this size is computed without the GIL.
     LARGE_BYTES = 65536
 
 

@@ -106,11 +106,11 @@ def encode_append(
     running: int,
     position: int,
 ) -> tuple[list[Buffer], list[bytes], int, int, int]:
-    """The frames from `at` and the rows of the entries of an append.
+    """Encode the frames of an append from the position `at` on, and the rows of its entries.
 
-    `running` and `position` are those of the log before it, see `Slot`. Returns headers and
-    payloads in turns, the rows, and what `at`, `running` and `position` are after it. The compiled
-    function has the same name.
+    `running` and `position` are those of the log before the append, see `Slot`. Returns a list in
+    which each header is followed by its payload, the rows, and the new `at`, `running` and
+    `position`. The compiled function has the same name.
     """
     buffers: list[Buffer] = []
     rows = []
@@ -245,7 +245,7 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
 
 
 append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = encode_append
-"""`encode_append`, compiled if it is."""
+"""The compiled `encode_append`, or the one above if that is not available."""
 
 _INTERFACE = 1
 """Expected INTERFACE of the compiled module; incremented when `encode_append` changes."""

@@ -208,7 +208,7 @@ class Staging:
     ) -> tuple[list[bytes], int, int]:
         """Add an append.
 
-        Returns the rows of its entries, and what follows `running` and `position` (see `Slot`).
+        Returns the rows of its entries and the new `running` and `position` (see `Slot`).
         """
         self.has_appends = True
         buffers, rows, self.at, running, position = append_frames(
