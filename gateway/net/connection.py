@@ -270,6 +270,19 @@ class KafkaConnection(Protocol):
             self._start_closing()
         return self._is_closed
 
+    def drain_between_requests(self, seconds: float) -> bool:
+        """As `Drainable` describes."""
+        if self._is_closing or self.waits_for_reads:
+            return True
+        raw = self._tcp_transport()
+        is_idle = self._dispatch.is_idle and not self._has_partial_frame
+        if not is_idle or self._clock.seconds() - self.last_active < seconds:
+            return False
+        if raw is not None and (raw.unsent_bytes or raw.has_unread()):
+            return False
+        self.drain()
+        return True
+
     def overdue_reason(self, now: float) -> str | None:
         """Return why this connection must be closed now, None if it may stay open.
 

@@ -134,9 +134,9 @@ class Partition:
     __slots__ = (
         "_config",
         "_empty_ranges",
-        "_has_resigned",
         "_on_fenced",
         "_queued_appends",
+        "has_resigned",
         "in_flight",
         "index",
         "log",
@@ -178,7 +178,8 @@ class Partition:
         # By record format: the last known offset range (first, end) that has no records for
         # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
-        self._has_resigned = False
+        self.has_resigned = False
+        """Whether this gateway has stopped leading the partition (`resign`)."""
 
     @property
     def config(self) -> TopicConfig:
@@ -194,7 +195,7 @@ class Partition:
 
         The log's watchers are called. Appends in flight continue; the log is closed after them.
         """
-        self._has_resigned = True
+        self.has_resigned = True
         self.log.status.notify()
 
     @property
@@ -207,7 +208,7 @@ class Partition:
         """Whether the topic was deleted, the store is closing or another gateway leads the
         partition.
         """
-        if self._has_resigned:
+        if self.has_resigned:
             return True
         try:
             self.log.read_resident(self.log.end_offset, 0)
