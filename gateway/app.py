@@ -197,9 +197,7 @@ async def commit_passed_on(broker: Broker, commit: GroupCommit) -> Sequence[int]
     """Commit offsets that another gateway passes on. Raises KafkaError."""
     slices = TimeSlices(broker.clock)
     limit = broker.settings.offset_metadata_max_bytes
-    return await commit_group(
-        commit, broker.groups, broker.offsets, broker.topics, limit, slices
-    )
+    return await commit_group(commit, broker.groups, broker.offsets, broker.topics, limit, slices)
 
 
 def _remote_appends(membership: ClusterMembership, clock: Clock) -> RemoteAppends | None:

@@ -64,7 +64,7 @@ async def close_between_requests(
     """
     end = min(clock.seconds() + BETWEEN_SECONDS, until)
     while clock.seconds() < end:
-        # Each is asked, also if one has to be asked again.
-        if all([one.drain_between_requests(PAUSE_SECONDS) for one in list(connections)]):
+        busy = [one for one in list(connections) if not one.drain_between_requests(PAUSE_SECONDS)]
+        if not busy:
             return
         await sleep(clock, PAUSE_SECONDS)

@@ -41,7 +41,9 @@ else:
     def _unsupported(*_: Any, **__: Any) -> Any:
         raise InvalidRecords("message sets are not supported without the package compat")
 
-    check_message_set = down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = _unsupported
+    check_message_set = down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = (
+        _unsupported
+    )
 
 __all__ = [
     "MessageSet",

@@ -311,9 +311,7 @@ class _Server:
             return _ENCODER.encode([_error(failure)] * len(views))
         # From here to the first wait, so that the order is kept.
         now = self._now()
-        appends = [
-            self._queue(partition, *one, now) for one in zip(views, checked, strict=True)
-        ]
+        appends = [self._queue(partition, *one, now) for one in zip(views, checked, strict=True)]
         outcomes = await gather([one.wait() for one in appends])
         self._topics.save_if_due(partition)
         return _ENCODER.encode([_appended(one, partition) for one in outcomes])

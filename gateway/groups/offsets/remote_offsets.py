@@ -166,7 +166,7 @@ async def _commit(
     """Commit what another gateway passes on.
 
     A message between gateways may be late. A late commit must not replace a newer one, so a commit
-    that lowers an offset fails; the client is told to repeat it at the coordinator.
+    that lowers an offset fails, and the client repeats it at the coordinator.
     """
     asked = _COMMIT_DECODER.decode(payload)
     try:

@@ -36,7 +36,9 @@ class LeaderElsewhere(GatewayPair):
         self.sent: list[int] = []
         receive = self.inboxes.receivers[CONTROLLER]
         self.inboxes.receivers[CONTROLLER] = lambda message: receive(self._noted(message))
-        self.topic = self.controller.topic("orders", 2, **{"max_message_bytes": str(8 << 20), **configs})
+        self.topic = self.controller.topic(
+            "orders", 2, **{"max_message_bytes": str(8 << 20), **configs}
+        )
         self.replay()
         broker = self.follower.broker
         self.view = broker.membership.view

@@ -1,5 +1,5 @@
-"""Producers that do not retry, as applications before Kafka 2.1 have them by default, while gateways
-are restarted and leadership moves (`gateway.topics.remote_appends`).
+"""Producers that do not retry, as before Kafka 2.1 by default, while gateways are restarted and
+leadership moves (`gateway.topics.remote_appends`).
 """
 
 from __future__ import annotations
