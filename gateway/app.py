@@ -46,9 +46,10 @@ from gateway.security.scram_credentials import ScramCredentials
 from gateway.security.tenants import make_tenants
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
+from gateway.topics.append_server import AppendServer
 from gateway.topics.partition_reopener import PartitionReopener
 from gateway.topics.registry import Topics
-from gateway.topics.remote_appends import RemoteAppends, serve_appends
+from gateway.topics.remote_appends import RemoteAppends
 from gateway.topics.tenant_scope import plain_id, printable_topic
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from gateway.traffic.dropped_lines import DroppedLines
@@ -172,7 +173,11 @@ async def open_broker(
         tenants=make_tenants(settings),
         controller=controller,
         remote_offsets=_remote_offsets(membership, clock),
-        remote_appends=_remote_appends(membership, clock),
+        remote_appends=_remote_appends(
+            membership,
+            clock,
+            AppendServer(topics, partial(_max_decompressed, configs), run, now, clock),
+        ),
     )
     if membership.node is not None:
         serve_calls(membership.node.calls, broker, membership.revision)
@@ -183,7 +188,6 @@ async def open_broker(
             partial(commit_passed_on, broker),
         )
         serve_traffic_rows(membership.node.calls, topics, now)
-        serve_appends(membership.node.calls, topics, partial(_max_decompressed, configs), run, now)
     await membership.start()
     return broker
 
@@ -200,9 +204,11 @@ async def commit_passed_on(broker: Broker, commit: GroupCommit) -> Sequence[int]
     return await commit_group(commit, broker.groups, broker.offsets, broker.topics, limit, slices)
 
 
-def _remote_appends(membership: ClusterMembership, clock: Clock) -> RemoteAppends | None:
+def _remote_appends(
+    membership: ClusterMembership, clock: Clock, server: AppendServer
+) -> RemoteAppends | None:
     node = membership.node
-    return None if node is None else RemoteAppends(node.calls, membership.view, clock)
+    return None if node is None else RemoteAppends(node.calls, membership.view, clock, server)
 
 
 def _max_decompressed(configs: BrokerConfigs) -> int:

@@ -332,6 +332,7 @@ class GatewayServer:
             self._broker.interruptible_waits.end()
             self._broker.groups.close()
             await self._drain_connections(deadline)
+            await self._finish_remote_appends(deadline)
             await self._broker.traffic.close(CLOSE_SECONDS)
             await self._broker.audit.close(CLOSE_SECONDS)
             if not self._is_store_lost:
@@ -386,6 +387,15 @@ class GatewayServer:
                     connection.abort()
                 return
             await sleep(self._reactor, min(left, 0.02))
+
+    async def _finish_remote_appends(self, deadline: float) -> None:
+        """Pass on what clients have sent with acks=0."""
+        assert self._broker
+        appends = self._broker.remote_appends
+        if appends is not None:
+            left = max(deadline - self._reactor.seconds(), 0)
+            with suppress(TimeoutError):
+                await shield_with_timeout(self._reactor, left, appends.finish())
 
     def _release_clients(self) -> None:
         """End what keeps clients at this gateway, which is cut off from the cluster.

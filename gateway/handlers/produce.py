@@ -367,6 +367,7 @@ async def _prepare_batch(
                 ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
         check_size(len(sent.records), partition)
+        await finish_earlier(partition, caller)
         batch = await _checked_batch(sent, sent.records, caller)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
@@ -472,7 +473,18 @@ def _remote_partition(
         return None
     # Without its traceback, which would keep the bytes of the request.
     refusal = KafkaError(failure.code, failure.message)
-    return appends.find_partition(state, index, refusal)
+    return appends.find_partition(state, index, _client(caller), refusal)
+
+
+def _client(caller: Caller) -> str:
+    return f"{caller.session.host} {caller.client_id or ''}"
+
+
+async def finish_earlier(partition: Partition | RemotePartition, caller: Caller) -> None:
+    """Wait until another gateway has passed on the earlier records of this client."""
+    appends = caller.broker.remote_appends
+    if appends is not None and isinstance(partition, Partition) and partition.has_remote_clients:
+        await appends.finish_earlier(partition, _client(caller))
 
 
 def reserved_topic_error(topic: str) -> KafkaError:

@@ -272,11 +272,12 @@ class KafkaConnection(Protocol):
 
     def drain_between_requests(self, seconds: float) -> bool:
         """As `Drainable` describes."""
-        if self._is_closing or self.waits_for_reads:
+        if self._is_closing or self._is_closed:
             return True
+        if not self._dispatch.is_idle:
+            return not self._dispatch.is_producing
         raw = self._tcp_transport()
-        is_idle = self._dispatch.is_idle and not self._has_partial_frame
-        if not is_idle or self._clock.seconds() - self.last_active < seconds:
+        if self._has_partial_frame or self._clock.seconds() - self.last_active < seconds:
             return False
         if raw is not None and (raw.unsent_bytes or raw.has_unread()):
             return False

@@ -2,7 +2,7 @@
 
 A request that arrives while its connection is closed is not answered. Producers that do not retry
 then lose its records, and kafka-python 1.0, which does not notice the end of its connection, waits
-40 s for the reply. A client that always has a request under way has no such moment.
+40 s for the reply. A client that always has a request under way is never idle.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ async def close_between_requests(
     `until` is as in `wait_until_quiet`.
     """
     end = min(clock.seconds() + BETWEEN_SECONDS, until)
+    busy = list(connections)
     while clock.seconds() < end:
-        busy = [one for one in list(connections) if not one.drain_between_requests(PAUSE_SECONDS)]
+        busy = [one for one in busy if not one.drain_between_requests(PAUSE_SECONDS)]
         if not busy:
             return
         await sleep(clock, PAUSE_SECONDS)

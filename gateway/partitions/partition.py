@@ -134,6 +134,7 @@ class Partition:
     __slots__ = (
         "_config",
         "_empty_ranges",
+        "_has_remote_clients",
         "_on_fenced",
         "_queued_appends",
         "has_resigned",
@@ -160,6 +161,7 @@ class Partition:
         self.topic = topic
         self.index = index
         self.log = log
+        self._has_remote_clients = False
         self.config = config
         self.producers = producers
         self._on_fenced = on_fenced
@@ -188,7 +190,21 @@ class Partition:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
-        self.plain_bytes = -1 if config.compacts else config.max_message_bytes
+        self._update_plain_bytes()
+
+    @property
+    def has_remote_clients(self) -> bool:
+        """Whether other gateways have passed on records of clients that may soon send here."""
+        return self._has_remote_clients
+
+    @has_remote_clients.setter
+    def has_remote_clients(self, value: bool) -> None:
+        self._has_remote_clients = value
+        self._update_plain_bytes()
+
+    def _update_plain_bytes(self) -> None:
+        is_plain = not (self._config.compacts or self._has_remote_clients)
+        self.plain_bytes = self._config.max_message_bytes if is_plain else -1
 
     def resign(self) -> None:
         """End the waits for records: this gateway stops leading the partition.

@@ -116,7 +116,9 @@ class RemoteOffsets:
     def _find_coordinator(self, group_id: str) -> int | None:
         """The other gateway that coordinates a group, None if none is known."""
         node_id = self._view.coordinator_of(group_id)
-        return None if node_id in (UNKNOWN, self._view.node_id) else node_id
+        if node_id in (UNKNOWN, self._view.node_id) or self._view.is_cut_off:
+            return None
+        return node_id
 
     async def _call(self, group_id: str, method: str, asked: bytes, until: float) -> bytes:
         """Raises CallRefused also if no other gateway coordinates the group, or at MAX_CALLS."""
@@ -165,16 +167,20 @@ async def _commit(
 ) -> bytes:
     """Commit what another gateway passes on.
 
-    A message between gateways may be late. A late commit must not replace a newer one, so a commit
-    that lowers an offset fails, and the client repeats it at the coordinator.
+    A message between gateways may be late, and must not replace a newer commit. So a commit that is
+    older than the last one, or that lowers an offset, fails. The client then repeats it here.
     """
     asked = _COMMIT_DECODER.decode(payload)
     try:
         await confirm_coordinator(asked.group_id)
+        if offsets.is_committing(asked.group_id):
+            raise CallRefused("another commit of the group is being stored")
         for topic, index, row in asked.rows:
-            committed = offsets.get(asked.group_id, topic, index)
-            if committed is not None and committed.offset > row.offset:
-                raise CallFailed(f"offset of {topic}-{index} is {committed.offset}")
+            last = offsets.get(asked.group_id, topic, index)
+            if last is not None and (
+                last.offset > row.offset or last.committed_at > row.committed_at
+            ):
+                raise CallFailed(f"{topic}-{index} has a newer offset, {last.offset}")
         return _ENCODER.encode(await commit(asked))
     except KafkaError as failure:
         if failure.code is ErrorCode.NOT_COORDINATOR:

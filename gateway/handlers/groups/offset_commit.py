@@ -193,7 +193,6 @@ async def _pass_on(
         failure.code is not ErrorCode.NOT_COORDINATOR
         or remote is None
         or caller.api_version > LAST_PASSED_ON
-        or caller.broker.leadership.is_refusing
     ):
         return None
     return await remote.commit(commit)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.cluster.calls import CallRefused
 from gateway.cluster.view import UNKNOWN
+from gateway.coroutines import PENDING
 from gateway.handlers.produce import LARGE_BATCH_BYTES
 from gateway.protocol.errors import ErrorCode, Refused
+from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.produce_codec import PartitionProduced
 from gateway.topics import remote_appends
+from gateway.topics.append_server import MAX_CLIENTS, AppendServer
 from gateway.topics.remote_appends import (
+    APPEND,
     APPEND_SECONDS,
     MAX_CALL_RECORD_BYTES,
+    MAX_CALLS_TO_LEADER,
     RemoteAppends,
-    serve_appends,
 )
 from tests.fakes.broker import Started, ended
 from tests.gateway.cluster.gateway_pair import CONTROLLER, FOLLOWER, GatewayPair
@@ -46,16 +52,13 @@ class LeaderElsewhere(GatewayPair):
         self.view.set_nodes({FOLLOWER: addresses, CONTROLLER: addresses})
         self.view.set_leader(0, CONTROLLER, 1)
         broker.leadership.resign(0)
-        appends = RemoteAppends(self.calls[FOLLOWER], self.view, self.clock)
-        object.__setattr__(broker, "remote_appends", appends)
-        leader = self.controller
-        serve_appends(
-            self.calls[CONTROLLER],
-            leader.broker.topics,
-            lambda: LIMIT,
-            leader.threads.run,
-            leader.now,
-        )
+        for env in (self.follower, self.controller):
+            view, calls = env.broker.cluster, self.calls[env.broker.cluster.node_id]
+            server = AppendServer(
+                env.broker.topics, lambda: LIMIT, env.threads.run, env.now, self.clock
+            )
+            appends = RemoteAppends(calls, view, self.clock, server)
+            object.__setattr__(env.broker, "remote_appends", appends)
 
     def send(self, version: int, *records: memoryview, index: int = 0, **more: Any) -> Started:
         return start(self.follower, request(version, *[(index, one) for one in records], **more))
@@ -164,6 +167,17 @@ def test_records_that_no_leader_accepts_in_time_are_refused(pair):
     assert row(sent).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def test_records_are_appended_here_if_this_gateway_becomes_the_leader(pair):
+    pair.controller.broker.leadership.resign(0)
+    sent = pair.send(2, set_for(2))
+    pair.run(0.5)
+    pair.view.set_leader(0, FOLLOWER, 3)
+    pair.follower.broker.leadership.lead(0, 3)
+    pair.run()
+    assert row(sent).error_code == 0
+    assert len(stored(pair.follower)) == 2
+
+
 def test_appends_continue_after_a_refused_one(pair):
     pair.controller.broker.leadership.resign(0)
     refused = pair.send(2, set_for(2))
@@ -205,6 +219,7 @@ def test_invalid_records_are_refused_by_the_asked_gateway(pair):
 def test_records_for_a_topic_that_was_deleted_meanwhile(pair):
     sent = pair.send(2, set_for(2))
     ended(pair.controller.broker.topics.delete(pair.topic))
+    pair.replay()
     pair.run()
     assert row(sent).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -222,6 +237,153 @@ def test_batch_that_exceeds_a_call_is_refused(pair):
     pair.run()
     assert row(sent).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert pair.sent == []
+
+
+@pytest.mark.parametrize("version", [2, 9])
+def test_client_that_finds_the_leader_does_not_overtake_its_earlier_records(pair, version):
+    def one(text: str) -> memoryview:
+        records = [(None, text.encode())]
+        return batch(records) if version >= 3 else old_set(records, magic=1)
+
+    first = pair.send(version, one("first"))
+    pair.clock.advance(0.015)
+    second = pair.send(version, one("second"))
+    # The first one has arrived at the leader; the second one waits for its reply.
+    third = start(pair.controller, request(version, (0, one("third"))))
+    assert not third.is_done
+    pair.run()
+    assert [row(sent).base_offset for sent in (first, second, third)] == [0, 1, 2]
+    assert pair.values() == [b"first", b"second", b"third"]
+    # Later requests do not wait.
+    fourth = start(pair.controller, request(version, (0, one("fourth"))))
+    assert row(fourth).base_offset == 3
+    assert pair.controller.partition().plain_bytes > 0
+
+
+def test_other_clients_of_the_partition_do_not_wait(pair):
+    pair.send(9, value("passed on"))
+    pair.clock.advance(0.015)
+    other = replace(pair.controller, session=LoginSession(None, "192.0.2.9"))
+    assert row(start(other, request(9, (0, value("direct"))))).error_code == 0
+
+
+def test_client_waits_no_longer_than_the_other_gateway_can_answer(pair):
+    pair.send(9, value("first"))
+    pair.clock.advance(0.015)
+    pair.inboxes.loses = lambda *_: True
+    second = start(pair.controller, request(9, (0, value("second"))))
+    pair.run(APPEND_SECONDS + 1)
+    assert row(second).error_code == 0
+
+
+def test_remembered_clients_are_limited(pair):
+    server = AppendServer(
+        pair.controller.broker.topics,
+        lambda: LIMIT,
+        pair.controller.threads.run,
+        pair.controller.now,
+        pair.clock,
+    )
+    key = pair.topic.topic.topic_id, 0
+    for number in range(MAX_CLIENTS + 1):
+        server._note_client(key, str(number), FOLLOWER)
+    partition = pair.controller.partition()
+    assert server.forget_client(partition, "0") is None
+    assert server.forget_client(partition, "1") == FOLLOWER
+    assert server.forget_client(partition, "1") is None
+    assert len(server._clients) == server._clients_of[key] == MAX_CLIENTS - 1
+
+
+def test_records_wait_for_the_topic_at_a_leader_that_has_not_replayed_it(pair):
+    asked = remote_appends._ENCODER.encode((FOLLOWER, bytes(16), 0, 5.0, [], [set_for(2)]))
+    appending = Started(pair.controller.broker.remote_appends._server.append(asked))
+    assert isinstance(appending.failure, CallRefused)
+
+
+def test_append_whose_time_has_passed_is_not_executed(pair):
+    leadership = pair.controller.broker.leadership
+    leadership.resign(0)
+    leadership.expect({0})
+    key = pair.topic.topic.topic_id, 0
+    asked = remote_appends._ENCODER.encode((FOLLOWER, *key, 1.0, [], [set_for(2)]))
+    appending = Started(pair.controller.broker.remote_appends._server.append(asked))
+    pair.run(1)
+    leadership.lead(0, 2)
+    pair.run()
+    assert isinstance(appending.failure, CallRefused)
+    assert stored(pair.controller) == []
+
+
+def test_leader_checks_records_again(pair):
+    corrupt = set_for(3)
+    corrupt[-1] ^= 1
+    key = pair.topic.topic.topic_id, 0
+    asked = remote_appends._ENCODER.encode((FOLLOWER, *key, 5.0, [], [corrupt, set_for(3)]))
+    appending = Started(pair.controller.broker.remote_appends._server.append(asked))
+    first, second = remote_appends._REPLY_DECODER.decode(appending.result)
+    assert (first.code, second.code, second.base_offset) == (ErrorCode.CORRUPT_MESSAGE, 0, 0)
+
+
+def test_gateway_of_an_earlier_version_is_not_asked_again(pair):
+    del pair.calls[CONTROLLER]._handlers[APPEND]
+    sent = pair.send(2, set_for(2))
+    pair.run()
+    assert row(sent).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert len(pair.sent) == 1
+
+
+def test_outcome_is_unknown_if_the_leader_has_ended(pair):
+    pair.controller.broker.leadership.resign(0)
+    pair.controller.broker.leadership.expect({0})
+    sent = pair.send(2, set_for(2))
+    pair.run(0.5)
+    pair.calls[FOLLOWER].node_gone(CONTROLLER, 1)
+    pair.run(0.5)
+    assert row(sent).error_code == ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_silent_leader_does_not_delay_the_appends_of_others(pair):
+    silent = CONTROLLER + 1
+    pair.controller.topic("many", MAX_CALLS_TO_LEADER + 1)
+    pair.replay()
+    state = pair.follower.broker.topics.get("many")
+    appends = pair.follower.broker.remote_appends
+    pair.view.set_leader(0, silent, 2)
+    waiting = [
+        appends.queue(state, index, "client", set_for(2))
+        for index in range(MAX_CALLS_TO_LEADER + 1)
+    ]
+    pair.view.set_leader(0, CONTROLLER, 3)
+    sent = pair.send(2, set_for(2))
+    pair.run(1)
+    assert row(sent).error_code == 0
+    assert all(one.outcome(PENDING) is PENDING for one in waiting)
+    pair.run(APPEND_SECONDS)
+    assert not appends._queues
+    assert not appends._ready
+    assert appends._waiting_bytes == 0
+
+
+def test_record_without_a_key_is_refused_for_a_compacted_topic() -> None:
+    pair = LeaderElsewhere(cleanup_policy="compact")
+    refused = pair.send(9, value("no key"))
+    assert row(refused).error_code == ErrorCode.INVALID_RECORD
+    assert pair.sent == []
+
+
+def test_records_that_exceed_the_topics_limit_are_refused() -> None:
+    pair = LeaderElsewhere(max_message_bytes="100")
+    assert row(pair.send(9, batch(9))).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert pair.sent == []
+
+
+def test_shutdown_waits_for_records_that_are_passed_on(pair):
+    pair.send(2, set_for(2), acks=0)
+    finishing = Started(pair.follower.broker.remote_appends.finish())
+    assert not finishing.is_done
+    pair.run()
+    assert finishing.is_done
+    assert len(stored(pair.controller)) == 2
 
 
 def test_waiting_records_are_limited(pair, monkeypatch):

@@ -290,6 +290,29 @@ def test_commit_that_is_passed_on_does_not_lower_an_offset(pair):
     assert pair.committed().offset == 5
 
 
+def test_commit_that_is_older_than_the_last_one_is_refused(pair):
+    offset = CommittedOffset(6, -1, "", pair.controller.broker.now() + 5_000)
+    ended(pair.controller.broker.offsets.commit("g", {("orders", 0): offset}))
+    client = pair.commit(2, offset=7)
+    pair.run()
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.committed().offset == 6
+
+
+def test_commit_waits_for_another_one_that_is_being_stored(pair):
+    store = pair.controller.store
+    store.hold()
+    newer = CommittedOffset(9, -1, "", pair.controller.broker.now())
+    direct = Started(pair.controller.broker.offsets.commit("g", {("orders", 0): newer}))
+    client = pair.commit(2, offset=7)
+    pair.run(0.5)
+    store.release()
+    pair.run()
+    assert direct.is_done
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.committed().offset == 9
+
+
 def test_error_of_the_coordinator_is_reported(pair):
     client = pair.commit(2, generation=3)
     pair.run()
@@ -325,10 +348,11 @@ def test_commit_is_refused_at_once_without_another_coordinator(pair, leader):
     pair.view.set_leader(0, leader, 1)
     client = pair.commit(2)
     assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.sent == []
 
 
 def test_commit_is_refused_at_once_if_the_gateway_is_cut_off(pair):
-    pair.follower.broker.leadership.refuse()
+    pair.view.set_cut_off(True)
     client = pair.commit(2)
     assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
     assert pair.sent == []
