@@ -119,6 +119,19 @@ def test_killed_node_is_replaced_before_its_session_ends(is_controller):
     assert taken < (expected + 0.5 + 0.2 if is_controller else expected)
 
 
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 2.5])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_node_killed_soon_after_the_controller_is_replaced_before_its_session_ends(seed, seconds):
+    cluster = cluster_of(3, 16, seed)
+    one_node(cluster, is_controller=True).kill()
+    cluster.run_until(lambda: any(one.controller for one in cluster.alive()), 5, step=0.01)
+    cluster.time.run(cluster.time.now + seconds)
+    one_node(cluster, is_controller=False).kill()
+    taken = cluster.run_until(cluster.is_recovered, 5, step=0.05)
+    # As for a node that is killed while the controller has not changed.
+    assert taken < 0.5 + TIMING.gone_session + 0.37
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_killed_controller_is_succeeded_without_waiting_for_its_silence(seed):
     cluster = cluster_of(3, 16, seed)
