@@ -172,6 +172,20 @@ def test_restart_of_a_broker_moves_no_shard(seconds_down):
     assert lost > 2  # of 15 nodes
 
 
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_node_that_connects_later_than_the_controller_after_a_restart_keeps_its_shards(seed):
+    cluster = cluster_of(3, 8, seed)
+    leaders = dict(cluster.checks.image.shards)
+    victim = one_node(cluster, is_controller=False)
+    cluster.pulsar.restart(1.0)
+    victim.cut()
+    cluster.time.run(cluster.time.now + 2.5)
+    victim.heal()
+    cluster.time.run(cluster.time.now + 10)
+    assert victim.presence_lost_at > 0
+    assert cluster.checks.image.shards == leaders
+
+
 def first_violation(rules: Callable[[], Rules], seeds: range) -> str:
     for seed in seeds:
         try:
