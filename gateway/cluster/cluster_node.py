@@ -390,7 +390,8 @@ class ClusterNode:
         addresses = {node_id: row.addresses for node_id, row in image.nodes.items()}
         view.set_nodes({self.node_id: self._member.node.addresses, **addresses})
         view.set_controller(UNKNOWN if image.controller is None else image.controller.node_id)
-        expected, given = set(), set()
+        expected: set[int] = set()
+        given: set[int] = set()
         for shard, row in image.shards.items():
             if shard < view.shard_count:
                 # Clients are sent to the successor early. It holds their requests until it leads.
