@@ -5,6 +5,9 @@ a request at another one (`takeover.py`). "producer" is the longest time in whic
 no acknowledgement. An idempotent producer of librdkafka sends a record to each of them every 20 ms.
 Pulsar, gateways and producer share the machine.
 
+"kill-both" kills the controller, and a member up to 2 s after the controller's partitions are
+served again.
+
 With --partitions N, a fourth gateway joins a cluster with N more partitions in topics of 100, and
 the controller is killed. --rounds 0 leaves out the rest.
 """
@@ -49,7 +52,16 @@ METADATA_ROUNDS = 20
 CREATE_ATTEMPTS = 10
 #: Errors of CreateTopics that the outcome of another attempt decides.
 RETRIED = (KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_CONTROLLER)
-EVENTS = ("kill-member", "kill-controller", "stop-member", "stop-controller", "restart")
+EVENTS = (
+    "kill-member",
+    "kill-controller",
+    "kill-both",
+    "stop-member",
+    "stop-controller",
+    "restart",
+)
+#: Seconds from the takeover of the controller's partitions until a member is killed, in turns.
+PAUSES_BETWEEN_KILLS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
 Times = Mapping[str, Sequence[float]]
 
@@ -128,6 +140,8 @@ def _run_round(
     for name in ("member", "controller"):
         if f"kill-{name}" in events:
             _kill(gateways, load, name, number, times)
+    if "kill-both" in events:
+        _kill_both(gateways, load, number, times)
     for name in ("member", "controller"):
         if f"stop-{name}" in events:
             _suspend(gateways, load, name, number, times)
@@ -139,17 +153,39 @@ def _kill(
     gateways: Gateways, load: ClusterLoad, name: str, number: int, times: dict[str, list[float]]
 ) -> None:
     victim = _victim(gateways, name, number)
-    takeover = Takeover(gateways, TOPIC, victim)
     load.producer.longest_gap()
-    began = time.monotonic()
-    gateways.nodes[victim].kill()
-    times[f"kill -9, {name}: led again"].append(max(takeover.wait()) - began)
+    times[f"kill -9, {name}: led again"].append(_kill_one(gateways, victim))
     load.wait_for_progress()
     times[f"kill -9, {name}: producer"].append(load.producer.longest_gap())
     gateways.nodes[victim].launch()
     _settle(gateways)
     load.wait_for_progress()
     times["a gateway joins: producer"].append(load.producer.longest_gap())
+
+
+def _kill_both(
+    gateways: Gateways, load: ClusterLoad, number: int, times: dict[str, list[float]]
+) -> None:
+    controller = gateways.controller()
+    _kill_one(gateways, controller)
+    gateways.until(gateways.controller, lambda successor: successor != controller)
+    time.sleep(PAUSES_BETWEEN_KILLS[number % len(PAUSES_BETWEEN_KILLS)])
+    member = _victim(gateways, "member", number)
+    times["kill -9, member soon after the controller: led again"].append(
+        _kill_one(gateways, member)
+    )
+    load.wait_for_progress()
+    for victim in (controller, member):
+        gateways.nodes[victim].launch()
+    _settle(gateways)
+
+
+def _kill_one(gateways: Gateways, victim: int) -> float:
+    """Return the seconds until all its partitions are served again."""
+    takeover = Takeover(gateways, TOPIC, victim)
+    began = time.monotonic()
+    gateways.nodes[victim].kill()
+    return max(takeover.wait()) - began
 
 
 def _suspend(
@@ -187,7 +223,8 @@ def _victim(gateways: Gateways, role: str, number: int) -> int:
     controller = gateways.controller()
     if role == "controller":
         return controller
-    members = [one for one in range(1, NODES + 1) if one != controller]
+    running = [one for one, node in gateways.nodes.items() if node.is_running()]
+    members = [one for one in running if one != controller]
     return members[number % len(members)]
 
 

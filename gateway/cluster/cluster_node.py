@@ -390,15 +390,16 @@ class ClusterNode:
         addresses = {node_id: row.addresses for node_id, row in image.nodes.items()}
         view.set_nodes({self.node_id: self._member.node.addresses, **addresses})
         view.set_controller(UNKNOWN if image.controller is None else image.controller.node_id)
-        expected = set()
+        expected: set[int] = set()
+        given: set[int] = set()
         for shard, row in image.shards.items():
             if shard < view.shard_count:
                 # Clients are sent to the successor early. It holds their requests until it leads.
                 leader = row.leader if row.successor == NO_NODE else row.successor
                 view.set_leader(shard, leader, row.epoch)
-                if leader == row.successor == self.node_id:
-                    expected.add(shard)
-        self._leadership.expect(expected)
+                if leader == self.node_id:
+                    (given if row.successor == NO_NODE else expected).add(shard)
+        self._leadership.expect(expected, given)
 
     def _on_shard(self, shard: int, state: ShardState) -> None:
         now, epoch = self._clock.seconds(), self._leadership.epoch_of(shard)

@@ -14,8 +14,9 @@ of its process, it gives every node a new session, because heartbeats could not 
 
 The loss of a node's presence does not end its session at once, because Pulsar may give the presence
 to the controller after a restart of a broker although the node is alive. The loss shortens the
-session, and the next heartbeat restores it. It has no effect if the role was not confirmed without
-a gap for the last session timeout (`_is_undisturbed`).
+session, and the next heartbeat restores it. It has no effect until the node has sent a heartbeat to
+this controller, and another one after each disturbance: a node that lives may need longer to
+connect again than the shortened session (`_has_probably_ended`).
 
 The controller decides nothing while the row of a shard or of the cluster cannot be read, because
 the row may name a leader of a newer epoch. It deletes the unreadable row of a node, which then
@@ -91,6 +92,8 @@ class _Session:
     expires: float
     sequence: int = -1
     has_ended: bool = False
+    has_reported: bool = False
+    """A heartbeat has arrived since the role was acquired or last disturbed."""
     is_gone: bool = False
     """Its presence was lost, and no heartbeat has arrived since."""
     is_leaving: bool = False
@@ -137,8 +140,6 @@ class Controller:
         self._is_writing = False
         self._retry_at = now
         self._confirmed = confirmed
-        self._confirmed_since = confirmed
-        """The role has been confirmed since then without a gap, and this process not paused."""
         self._next_confirmation = now
         self._seen = now
         self._sessions: dict[int, _Session] = {}
@@ -191,7 +192,7 @@ class Controller:
         session = self._sessions.get(node_id)
         if session is not None and not self._is_own(session.row):
             session.is_gone = True
-            if self._is_undisturbed(session, now):
+            if self._has_probably_ended(session, now):
                 session.expires = min(session.expires, now + self._timing.gone_session)
         return self._act(now)
 
@@ -256,15 +257,18 @@ class Controller:
     def _is_confirmed(self, now: float) -> bool:
         return now - self._confirmed < self._timing.role_lease
 
-    def _is_undisturbed(self, session: _Session, now: float) -> bool:
-        """Whether the loss of a presence shows that the node has probably ended.
+    def _has_probably_ended(self, session: _Session, now: float) -> bool:
+        """Whether the loss of a presence is evidence of a node's end.
+
+        Evidence is that the node was connected since the last disturbance. After a pause of this
+        process, only heartbeats count that arrive after the next confirmation, not those that
+        waited here: a pause is at least as long as the lease of the role.
 
         The previous controller's process has lost the store lock as well. That is sufficient
         evidence, also soon after a disturbance: it still has a time for a heartbeat.
         """
         return self._is_confirmed(now) and (
-            session.row.registration == self._former
-            or now - self._confirmed_since >= self._timing.session_timeout
+            session.row.registration == self._former or session.has_reported
         )
 
     def _lease_of(self, node: NodeRow, now: float) -> float:
@@ -275,8 +279,8 @@ class Controller:
 
     def _disturbed(self, now: float) -> None:
         """Heartbeats may not have arrived: renew all sessions."""
-        self._confirmed_since = now
         for session in self._sessions.values():
+            session.has_reported = False
             session.expires = now + self._timing.session_timeout
 
     def _is_own(self, row: NodeRow) -> bool:
@@ -302,6 +306,7 @@ class Controller:
                 self._applicants[node.node_id] = (node, expires)
             return False
         session.expires = expires
+        session.has_reported = True
         if session.is_gone:
             session.is_gone = False
             actions.append(WatchPresence(node.node_id))

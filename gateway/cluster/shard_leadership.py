@@ -273,10 +273,17 @@ class ShardLeadership:
         """Lead a shard with this leader epoch. If it is open in another epoch, it is reopened."""
         self._want(self._shards[shard], epoch)
 
-    def expect(self, shards: Container[int]) -> None:
-        """Hold requests for these shards, which other gateways hand over to this one."""
+    def expect(self, shards: Container[int], given: Container[int] = ()) -> None:
+        """Hold requests for these shards, which other gateways hand over to this one.
+
+        `given` are the shards that this gateway leads by the log, although it may not have called
+        `lead` yet. Requests held for other shards that are no longer expected are refused: their
+        leader has ended before the handover, and another gateway leads them.
+        """
         for one in self._shards:
-            one.is_expected = one.number in shards
+            was_expected, one.is_expected = one.is_expected, one.number in shards
+            if was_expected and not one.is_expected and one.number not in given:
+                self._refuse_waiting(one, f"another gateway leads shard {one.number}")
 
     def resign(self, shard: int) -> None:
         """Stop leading a shard: refuse its requests at once, then close it."""

@@ -265,6 +265,28 @@ def test_leaving_hands_over_all_shards_before_it_ends(group):
     assert two.node.is_controller
 
 
+@pytest.mark.parametrize("victim", [1, 2])
+def test_request_held_for_a_handover_is_not_held_longer_if_the_leader_is_killed(group, victim):
+    """It is answered by this node, or refused if another node becomes the leader."""
+    others = {1: group.join(1), 2: group.join(2)}
+    three = group.join(3, seconds=0)
+    expected: set[int] = set()
+    while not expected:
+        group.run(0.01)
+        rows = three.node.image.shards if three.joining.is_done else {}
+        expected = {shard for shard in rows if rows[shard].successor == 3}
+    held = {shard: Started(three.membership.leadership.wait(shard, 60)) for shard in expected}
+    assert {rows[shard].leader for shard in expected} == {1, 2}
+    assert not any(request.is_done for request in held.values())
+    others[victim].kill()
+    group.run(5)
+    for shard, request in held.items():
+        if shard in three.open_shards:
+            assert request.result is None
+        else:
+            assert isinstance(request.failure, NotLeader)
+
+
 def test_last_node_leaves_at_once(group):
     one = group.join(1)
     leaving = Started(one.membership.leave(10))

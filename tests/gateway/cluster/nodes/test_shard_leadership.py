@@ -117,6 +117,16 @@ def test_held_request_is_refused_when_shard_is_resigned(bench):
     assert bench.log[-2:] == ["close b 0", "close a 0"]
 
 
+def test_request_held_for_a_handover_is_refused_when_another_gateway_becomes_the_leader(bench):
+    bench.leadership.expect({0, 1, 2})
+    waiting = [bench.wait(shard) for shard in range(3)]
+    bench.leadership.expect({0}, {1})
+    bench.leadership.lead(1, 2)
+    assert not waiting[0].is_done
+    assert waiting[1].result is None
+    assert isinstance(waiting[2].failure, NotLeader)
+
+
 def test_failed_opening_is_undone_and_retried_with_backoff(bench):
     bench.parts[1].refuses = True
     bench.leadership.lead(0, 1)

@@ -119,6 +119,19 @@ def test_killed_node_is_replaced_before_its_session_ends(is_controller):
     assert taken < (expected + 0.5 + 0.2 if is_controller else expected)
 
 
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 2.5])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_node_killed_soon_after_the_controller_is_replaced_before_its_session_ends(seed, seconds):
+    cluster = cluster_of(3, 16, seed)
+    one_node(cluster, is_controller=True).kill()
+    cluster.run_until(lambda: any(one.controller for one in cluster.alive()), 5, step=0.01)
+    cluster.time.run(cluster.time.now + seconds)
+    one_node(cluster, is_controller=False).kill()
+    taken = cluster.run_until(cluster.is_recovered, 5, step=0.05)
+    # As for a node that is killed while the controller has not changed.
+    assert taken < 0.5 + TIMING.gone_session + 0.37
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_killed_controller_is_succeeded_without_waiting_for_its_silence(seed):
     cluster = cluster_of(3, 16, seed)
@@ -157,6 +170,20 @@ def test_restart_of_a_broker_moves_no_shard(seconds_down):
         assert cluster.is_recovered()
         lost += sum(one.presence_lost_at > 0 for one in cluster.alive())
     assert lost > 2  # of 15 nodes
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_node_that_connects_later_than_the_controller_after_a_restart_keeps_its_shards(seed):
+    cluster = cluster_of(3, 8, seed)
+    leaders = dict(cluster.checks.image.shards)
+    victim = one_node(cluster, is_controller=False)
+    cluster.pulsar.restart(1.0)
+    victim.cut()
+    cluster.time.run(cluster.time.now + 2.5)
+    victim.heal()
+    cluster.time.run(cluster.time.now + 10)
+    assert victim.presence_lost_at > 0
+    assert cluster.checks.image.shards == leaders
 
 
 def first_violation(rules: Callable[[], Rules], seeds: range) -> str:
