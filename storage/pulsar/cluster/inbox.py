@@ -38,7 +38,16 @@ WAITING_BYTES = 4 * MAX_CALL_BYTES
 """Limits on messages to one receiver that the broker has not acknowledged. More are dropped."""
 
 RECEIVED_MESSAGES = 1000
-"""Prefetched messages of an inbox. While there are as many, the broker drops new ones."""
+"""Prefetched messages of an inbox. While there are as many, the broker drops new ones.
+
+A thread takes them out at once, so that their sizes matter little.
+"""
+
+RECEIVED_BYTES = 4 * MAX_CALL_BYTES
+"""Limit on received messages that the reactor has not handled yet. More are dropped."""
+
+MESSAGE_OVERHEAD = 300
+"""Estimated memory of such a message in bytes besides its contents."""
 
 POLL_MS = 500
 """How long one read waits; after it, the thread checks whether it should end."""
@@ -60,7 +69,10 @@ def inbox_topic(settings: PulsarSettings, node_id: int) -> str:
 
 
 class InboxReader:
-    """Passes messages of one topic to `on_message`, in the reactor thread."""
+    """Passes messages of one topic to `on_message`, in the reactor thread.
+
+    Callers repeat their calls, so messages may be dropped while the reactor is busy.
+    """
 
     def __init__(
         self, client: PulsarClient, topic: str, on_message: Callable[[bytes], None]
@@ -71,6 +83,9 @@ class InboxReader:
         self._ended = threading.Event()
         self._reconnection = Reconnection(time.monotonic, READER_GIVE_UP_SECONDS)
         self._is_failing = False
+        # Only the reading thread changes the first one, only the reactor's thread the second one.
+        self._received_bytes = self._handled_bytes = 0
+        self._is_dropping = False
 
     async def open(self) -> None:
         """Connect, so that later messages arrive. Raises StorageFailed."""
@@ -115,9 +130,24 @@ class InboxReader:
                     return
                 continue
             self._is_failing = False
-            self._client.reactor_calls.post(partial(self._pass_on, message.data()))
+            self._received(message.data())
+
+    def _received(self, data: bytes) -> None:
+        cost = len(data) + MESSAGE_OVERHEAD
+        if self._received_bytes - self._handled_bytes + cost > RECEIVED_BYTES:
+            # Log the first dropped message of a series.
+            if not self._is_dropping:
+                self._is_dropping = True
+                log.warning(
+                    "dropping messages of the inbox, too many are waiting topic=%s", self._topic
+                )
+            return
+        self._is_dropping = False
+        self._received_bytes += cost
+        self._client.reactor_calls.post(partial(self._pass_on, data))
 
     def _pass_on(self, data: bytes) -> None:
+        self._handled_bytes += len(data) + MESSAGE_OVERHEAD
         if not self._ended.is_set():
             self._on_message(data)
 
