@@ -4,7 +4,7 @@
   six. The native application sends messages of 16 KiB, with a thousand in flight as is usual there,
   and with five as in Kafka's producer.
 - Fetch: a Java consumer reads through a restarted gateway, which must read everything from Pulsar;
-  a native reader reads its topic.
+  a native reader reads its topic. On both sides, what opens the topic is not measured.
 - Both send 2,000 records per second, in batches.
 
 The compared figure is CPU seconds per GiB: the gateway's against the native application's, which is
@@ -76,9 +76,10 @@ class GatewayAndNative:
         )
 
     def restart(self) -> None:
-        """Restart the gateway, so that its cache is empty."""
+        """Restart the gateway, so that its cache is empty, and wait until it is idle."""
         self.gateway.stop()
         self.gateway = self._start()
+        self.gateway.wait_until_idle()
 
     def make_native(self, name: str, partitions: int = 1) -> str:
         """Create a topic for the native application, partitioned like those of the gateway."""
@@ -184,6 +185,8 @@ def _produce_natively(
 def _fetch(sides: GatewayAndNative, topic: str, mib: int) -> Step:
     def run() -> Measurement:
         sides.restart()
+        # The native application's reader is open as well before it is measured.
+        clients.open_partition(sides.gateway.bootstrap, topic)
         rate, seconds = sides.cpu_of(
             lambda: clients.fetch(sides.gateway.bootstrap, topic, record_count(mib), VERSION)
         )

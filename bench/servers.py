@@ -23,6 +23,11 @@ READY = "ready listeners="
 SHARDS = "__consumer_offsets"
 """Its partitions are the shards of a cluster of gateways."""
 
+IDLE_SECONDS = 0.5
+IDLE_CPU_SHARE = 0.04
+"""A gateway is idle if it uses less than this share of a CPU for that time."""
+START_SECONDS = 120.0
+
 #: Garbage collectors for Kafka's JVM.
 COLLECTORS = {"g1": G1, "serial": SERIAL}
 
@@ -123,6 +128,21 @@ class BenchGateway:
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._process.pid)
+
+    def wait_until_idle(self) -> None:
+        """Return when the work of the start is over: a gateway on Pulsar opens shards after it is
+        ready.
+
+        Raises TimeoutError.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        used = self.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(IDLE_SECONDS)
+            before, used = used, self.cpu_seconds()
+            if used - before < IDLE_CPU_SHARE * IDLE_SECONDS:
+                return
+        raise TimeoutError(f"the gateway was busy for {START_SECONDS:g} s")
 
     def memory_bytes(self) -> int:
         return _memory_bytes(self._process.pid, "VmHWM")
