@@ -88,6 +88,8 @@ def pace(
         batching_enabled=True,
         batching_max_publish_delay_ms=LINGER_MS,
         batching_max_allowed_size_in_bytes=BATCH_BYTES,
+        # As Kafka's producer, it waits if the broker has not answered for half a second.
+        block_if_queue_full=True,
     )
     payload = os.urandom(size)
     _send_at(producer, payload, rate, rate * warm_up_seconds)
