@@ -36,7 +36,7 @@ class InboxTopic:
         return ReceivedMessage(message)
 
 
-class Inbox:
+class BusyInbox:
     """An inbox that received `messages` while the reactor was busy."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Inbox:
 
 
 def test_messages_above_the_limit_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    inbox = Inbox()
+    inbox = BusyInbox()
     inbox.receive([bytes([number]) * MAX_CALL_BYTES for number in range(6)])
     handled = inbox.run_reactor()
     assert [message[0] for message in handled] == [0, 1, 2]
@@ -65,13 +65,13 @@ def test_messages_above_the_limit_are_dropped(caplog: pytest.LogCaptureFixture) 
 
 
 def test_messages_after_the_reactor_has_continued_are_passed_on() -> None:
-    inbox = Inbox()
+    inbox = BusyInbox()
     for number in range(6):
         inbox.receive([bytes([number]) * MAX_CALL_BYTES])
         assert [message[0] for message in inbox.run_reactor()] == [number]
 
 
 def test_number_of_small_messages_is_limited() -> None:
-    inbox = Inbox()
+    inbox = BusyInbox()
     inbox.receive([b"x"] * 100_000)
     assert len(inbox.run_reactor()) < 70_000
