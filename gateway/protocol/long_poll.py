@@ -49,7 +49,8 @@ class LongPoll:
         """
         self._has_partial_request = False
         self._requests_behind += others
-        self._notify()
+        if self.on_request is not None:
+            self._notify()
 
     def partial_request_arrived(self) -> None:
         """Record that part of a request other than Fetch arrived.
