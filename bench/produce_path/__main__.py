@@ -6,7 +6,7 @@ store does after a sync. The log is in memory: stores and system calls are not m
 --embedded it is in an embedded store, in the directory for temporary files.
 
 CPU time is the minimum of many rounds, of the main thread. With --instructions the requests run
-under Valgrind's callgrind, which counts the same on any machine, in each thread.
+under Valgrind's callgrind, which counts the same on any machine, in all threads together.
 """
 
 from __future__ import annotations
@@ -251,15 +251,14 @@ def _cpu_seconds(producer: RecordedProducer) -> float:
     return time.thread_time() - began
 
 
-def count_instructions(loads: Sequence[int], *, is_embedded: bool) -> list[list[float]]:
-    """Instructions of one request of each of these LOADS, counted by callgrind, by thread."""
+def count_instructions(loads: Sequence[int], *, is_embedded: bool) -> list[float]:
+    """Instructions of one request of each of these LOADS, counted by callgrind."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
             "valgrind",
             "--tool=callgrind",
             # Each call of this function ends a part of the counts.
             "--dump-before=getppid",
-            "--separate-threads=yes",
             f"--callgrind-out-file={folder}/part",
             sys.executable,
             "-m",
@@ -274,18 +273,16 @@ def count_instructions(loads: Sequence[int], *, is_embedded: bool) -> list[list[
         subprocess.run(argv, env=environment, capture_output=True, check=True)
         # Parts with even numbers are the requests, those before them the preparations.
         return [
-            _totals(sorted(Path(folder).glob(f"part.{2 * number + 2}-*")))
+            _total(Path(folder, f"part.{2 * number + 2}")) / (COUNTED_BURSTS * BURST)
             for number in range(len(loads))
         ]
 
 
-def _totals(parts: Sequence[Path]) -> list[float]:
-    """Instructions per request of the threads that ran, the main thread first."""
-    found = [re.search(r"^totals: (\d+)", part.read_text(), re.MULTILINE) for part in parts]
-    totals = [int(one[1]) / (COUNTED_BURSTS * BURST) for one in found if one and one[1] != "0"]
-    if not totals:
+def _total(part: Path) -> int:
+    found = re.search(r"^totals: (\d+)", part.read_text(), re.MULTILINE)
+    if found is None:
         raise RuntimeError("callgrind wrote no total")
-    return totals
+    return int(found[1])
 
 
 def _serve(loads: Sequence[int], *, is_embedded: bool) -> None:
@@ -320,17 +317,16 @@ def main() -> int:
         return 0
     unit = "instructions" if options.instructions else "CPU us"
     loads = [LOADS[number] for number in options.loads]
-    costs: Iterable[list[float]] = (
+    costs: Iterable[float] = (
         count_instructions(options.loads, is_embedded=options.embedded)
         if options.instructions
-        else ([cpu_microseconds(load, is_embedded=options.embedded)] for load in loads)
+        else (cpu_microseconds(load, is_embedded=options.embedded) for load in loads)
     )
     print(f"codec functions: {compiled.KERNEL}, Python {sys.version.split()[0]}")
     print(f"| Produce | requests per read | {unit} |")
     print("| --- | --- | --- |")
     for (shape, reads), cost in zip(loads, costs, strict=True):
-        by_thread = " + ".join(f"{one:,.1f}" for one in cost)
-        print(f"| {shape.name} | {BURST // reads} | {by_thread} |", flush=True)
+        print(f"| {shape.name} | {BURST // reads} | {cost:,.1f} |", flush=True)
     return 0
 
 

@@ -138,7 +138,7 @@ def _queue_at_once(request: Any, caller: Caller) -> bool:
         if partitions is None:
             return False
         opened.append(partitions)
-    if not request.find(opened, _has_refused(caller)):
+    if not request.find(opened, bool(topics.refused_batches.refused) and _has_refused(caller)):
         return False
     request.append(broker.now(), _queue_batch)
     caller.traffic.produced_at_once(request)
@@ -166,7 +166,7 @@ def _queue_batch(
 def _has_refused(caller: Caller) -> bool:
     """Whether producers may still send refused batches again; forgets the other producers."""
     refused = caller.broker.topics.refused_batches
-    return bool(refused.refused) and refused.has_any(caller.broker.clock.seconds())
+    return refused.has_any(caller.broker.clock.seconds())
 
 
 def _respond_at_once(request: Any, caller: Caller) -> ProduceResponse | BaseException | None:

@@ -142,7 +142,10 @@ class Dispatch:
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
         self._flow.requests_arrived(sum(map(len, frames)), len(frames))
-        self._queued_frames.extend(frames)
+        served = self._served_at_once
+        if served is not None and len(frames) == 1 and self._start_alone(frames[0], served):
+            return
+        self._queued_frames += frames
         others = 0
         for frame in frames:
             if not frame.startswith(_FETCH):
@@ -199,10 +202,11 @@ class Dispatch:
             return
         self._is_advancing = True
         queued, seconds = self._queued_frames, self._broker.clock.seconds
-        self._turn_began = began = seconds()
         try:
             if self._ready_bytes:
                 self._send()
+            # Often there are only replies to send.
+            self._turn_began = began = seconds() if queued else 0.0
             for _ in range(MAX_REQUESTS_PER_TURN):
                 if not queued or not self._may_start(queued[0]):
                     break
@@ -303,10 +307,35 @@ class Dispatch:
             self._flow.set_waiting(request.size)
             self._transport.acknowledge()
 
+    def _start_alone(self, frame: bytearray, served: ServedHeader) -> bool:
+        """As `_advance` for one request that is served like the last one, without the queue.
+
+        Most requests of producers arrive alone. Returns False, and has changed nothing, unless
+        nothing is queued or ready to be sent.
+        """
+        if (
+            self._queued_frames
+            or self._ready_bytes
+            or self._is_advancing
+            or not self._may_start(frame)
+        ):
+            return False
+        self._is_advancing = True
+        self._turn_began = self._broker.clock.seconds()
+        try:
+            if not self._start_again(frame, served):
+                return False
+        finally:
+            self._is_advancing = False
+        self._long_poll.produce_served()
+        if self._session.is_closed or self._in_flight[0].reply is not None:
+            self._send()
+        return True
+
     def _start_again(self, frame: bytearray, served: ServedHeader) -> bool:
         """Start a request that can be served at once, like the last one.
 
-        Returns False, and has changed nothing, for any other request.
+        Returns False, and has started nothing, for any other request.
         """
         session = self._session
         if (
@@ -316,16 +345,16 @@ class Dispatch:
             or session.scope is not None
         ):
             return False
-        route = served.route
-        assert route.again is not None
         try:
-            request = route.again(frame, served.encoded, served.caller)
+            request = served.again(frame, served.encoded, served.caller)
         except Exception as failure:  # noqa: BLE001 - as in `_start`
             self._fail_unstarted(frame, failure)
             return True
         if request is None:
+            # It is not tried for the same frame again.
+            self._served_at_once = None
             return False
-        request.route = route
+        request.route = served.route
         self._traffic.request_started(request, served.header)
         self._in_flight.append(request)
         self._unanswered += 1
@@ -407,7 +436,7 @@ class Dispatch:
             if served is not None:
                 if caller is self._last_caller and route.again is not None:
                     encoded = bytes(memoryview(frame)[: header.body])
-                    self._served_at_once = ServedHeader(encoded, header, route, caller)
+                    self._served_at_once = ServedHeader(encoded, header, route, route.again, caller)
                 return served
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)

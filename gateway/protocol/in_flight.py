@@ -12,7 +12,7 @@ import msgspec
 from gateway.coroutines import Cancel
 from gateway.protocol.caller import Caller
 from gateway.protocol.request_time import RequestStopwatch
-from gateway.protocol.routes import Route
+from gateway.protocol.routes import Again, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.throttle_time import encode_throttled
@@ -85,6 +85,7 @@ class ServedHeader(msgspec.Struct, frozen=True):
     encoded: bytes
     header: RequestHeader
     route: Route
+    again: Again
     caller: Caller
 
 

@@ -67,6 +67,12 @@ class LongPoll:
         if is_produce and not self._overlaps:
             self._limit = MIN_WAIT_SECONDS
 
+    def produce_served(self) -> None:
+        """Record that a Produce has arrived and is served, and no request waits behind it."""
+        self._has_partial_request = False
+        if not self._overlaps:
+            self._limit = MIN_WAIT_SECONDS
+
     def wait_seconds(self, max_wait_ms: int) -> float:
         """Return how long the next Fetch may wait."""
         longest = max_wait_ms / 1000
