@@ -1,7 +1,7 @@
 """The embedded store behind the measured requests, without Twisted's reactor.
 
 The main thread runs what the store's thread posts, as the reactor's thread does. Timers fire only
-if nothing else happens, so bursts are always complete.
+if nothing else happens, so bursts are always complete. Rows are committed when the store closes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from gateway.coroutines import start
-from storage.lmdb import LmdbStore
+from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import PartitionLog, Topic
 
 #: How long the main thread waits for the store's thread before a timer fires.
@@ -69,7 +69,9 @@ class EmbeddedStore:
     def __init__(self, name: str, partitions: int) -> None:
         self._calls = _Calls()
         self._directory = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
-        self._store = LmdbStore(self._directory, reactor=self._calls)
+        self._store = LmdbStore(
+            self._directory, reactor=self._calls, settings=LmdbSettings(index_seconds=3600)
+        )
         self._wait(self._store.open())
         self._wait(self._store.create_topic(Topic(name, bytes(16), partitions)))
         self.logs: list[PartitionLog] = [
