@@ -116,7 +116,8 @@ def test_compiled_appends_have_the_same_effects(seed: int) -> None:
 
 
 def test_appends_of_one_entry_are_queued_by_compiled_code() -> None:
-    pytest.importorskip("storage.lmdb._appends")
+    if queue_append.__module__ == "storage.lmdb.write_burst":
+        pytest.skip("not compiled")
     made = Appends()
     one = Entry(0, 0, -1, b"some")
     assert queue_append(made.logs[0], (one,), store_module.Append) is made.submitted[0]
