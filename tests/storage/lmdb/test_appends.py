@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -96,7 +97,7 @@ def states(seed: int, *, is_compiled: bool) -> list[object]:
             patch.setattr(module, name, function if is_compiled else lambda *_: None)
         made, found = Appends(), []
         for number, log in enumerate(made.logs):
-            log.watch(lambda number=number: made.told.append(("changed", number)))  # type: ignore[misc]
+            log.watch(partial(made.told.append, ("changed", number)))
         for name in range(30):
             kind = random.choice(["append"] * 6 + ["deliver"] * 3 + ["fail", "end"])
             if kind == "append":
