@@ -66,7 +66,9 @@ cdef class Frames:
     cdef uint32_t durable_to
     cdef list buffers
 
-    def __init__(self, bytes mark, uint64_t segment, uint64_t at, uint32_t durable_to, list buffers):
+    def __init__(
+        self, bytes mark, uint64_t segment, uint64_t at, uint32_t durable_to, list buffers
+    ):
         if PyBytes_GET_SIZE(mark) != MARK_BYTES:
             raise ValueError("a mark has 8 bytes")
         self.mark, self.segment, self.at = mark, segment, at

@@ -528,7 +528,7 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most, byte
     request.version, request.acks, request.timeout_ms = version, head.acks, head.timeout_ms
     request.frame, request.position, request.topics = frame, position, []
     if PyByteArray_GET_SIZE(frame) >= 8:
-        request.correlation_id = <int32_t>be32(<const unsigned char*>PyByteArray_AS_STRING(frame) + 4)
+        request.correlation_id = <int32_t>be32(source.bytes + 4)
     for topic in range(<int32_t>head.topics):
         name = topic_name(&source, version, head.compact)
         if name is None or not length(&source, head.compact, True, &partitions):
