@@ -13,7 +13,8 @@ RUN python -m venv /opt/kopgate \
     && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt \
         /opt/kopgate/bin/pip install --no-cache-dir '.[gssapi]' \
     && /opt/kopgate/bin/python -I -c \
-        "import gssapi, records._kernel, gateway.protocol.wire._plain, storage.lmdb._frames"
+        "import gssapi, records._kernel, gateway.protocol.wire._plain, storage._files, \
+storage.lmdb._appends, storage.lmdb._frames"
 
 FROM python:3.13-slim
 # The library of python-gssapi.

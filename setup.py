@@ -26,6 +26,18 @@ setup(
             optional=True,
         ),
         Extension(
+            "storage._files",
+            ["storage/_files.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
+            "storage.lmdb._appends",
+            ["storage/lmdb/_appends.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "storage.lmdb._frames",
             ["storage/lmdb/_frames.pyx"],
             depends=["records/_crc32.h"],

@@ -19,6 +19,7 @@ from storage.bridge import (
     Completion,
     DelayedCall,
     SharedResult,
+    after_calls,
     clock_seconds,
     sleep,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "TaskGroup",
     "TimeSlices",
     "Waiter",
+    "after_calls",
     "call_later",
     "clock_seconds",
     "gather",

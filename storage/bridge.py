@@ -215,6 +215,21 @@ def sleep(clock: Clock, seconds: float) -> Deferred[None]:
     return over
 
 
+_after_calls: list[Callable[[], None]] | None = None
+"""Calls for the end of the `ReactorCallQueue._run` that is running. There is one reactor thread."""
+
+
+def after_calls(call: Callable[[], None]) -> bool:
+    """Run `call` after the calls from threads that are running, which complete a burst.
+
+    Returns False, and does nothing, if none is running. It costs a tenth of a timer.
+    """
+    if _after_calls is None:
+        return False
+    _after_calls.append(call)
+    return True
+
+
 class ReactorCallQueue:
     """Runs calls in the reactor thread, in the order of `post`.
 
@@ -237,11 +252,20 @@ class ReactorCallQueue:
         # Reset first: a call posted from here on schedules another wake-up; one posted earlier is
         # already in the deque.
         self._is_scheduled = False
+        global _after_calls
+        outer, _after_calls = _after_calls, []
         while self._calls:
-            try:
-                self._calls.popleft()()
-            except Exception:
-                log.exception("bug: a callback from a storage thread failed")
+            _run_or_log(self._calls.popleft())
+        after, _after_calls = _after_calls, outer
+        for call in after:
+            _run_or_log(call)
+
+
+def _run_or_log(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        log.exception("bug: a callback from a storage thread failed")
 
 
 class Job(Generic[T]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.log import Buffer
 
@@ -62,8 +62,24 @@ class Files(Protocol):
         """Bytes by which a file of `written` bytes may grow; unlimited if that is unknown."""
         ...
 
+    def store(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: Path,
+        written: int,
+        least: int,
+    ) -> int:
+        """Return the `room`. Unless it is below `least`, `write` and `sync` before."""
+        room = self.room(directory, written)
+        if room >= least:
+            self.write(descriptor, buffers, position)
+            self.sync(descriptor)
+        return room
 
-class DiskFiles:
+
+class DiskFiles(Files):
     """Files on a disk."""
 
     def open(self, path: Path, is_new: bool) -> int:
@@ -127,3 +143,35 @@ class DiskFiles:
         free = volume.f_bavail * volume.f_frsize
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         return free if limit == resource.RLIM_INFINITY else min(free, limit - written)
+
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when `store` changes."""
+
+_store: Callable[..., Any] | None = None
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import storage._files as _files
+    except ImportError:
+        pass
+    else:
+        if _files.INTERFACE == _INTERFACE:
+            _store = _files.store
+
+
+class CompiledDiskFiles(DiskFiles):
+    """As `DiskFiles`. A thread that stores does not take the GIL between the system calls."""
+
+    def store(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: Path,
+        written: int,
+        least: int,
+    ) -> int:
+        if _store is None or len(buffers) > MOST_BUFFERS:
+            return super().store(descriptor, buffers, position, directory, written, least)
+        room: int = _store(descriptor, buffers, position, os.fsencode(directory), written, least)
+        return room

@@ -88,6 +88,11 @@ class TailCache:
         log_tail.entries.append(entry)
         self._arrivals.append((log_tail, cost))
         self._held += cost
+        if self._held > self._limit:
+            self.evict()
+
+    def evict(self) -> None:
+        """Evict the oldest entries until the limit is kept."""
         while self._held > self._limit:
             oldest, cost = self._arrivals.popleft()
             oldest.evict_oldest()

@@ -2,10 +2,11 @@
 
 `make bench-path` sends requests as bytes to a connection of a broker in this process. The requests
 of a burst arrive in one read, or in one read each, and their appends are completed together, as a
-store does after a sync. The log is in memory: stores and system calls are not measured.
+store does after a sync. The log is in memory: stores and system calls are not measured. With
+--embedded it is in an embedded store, in the directory for temporary files.
 
-CPU time is the minimum of many rounds. With --instructions the requests run under Valgrind's
-callgrind, which counts the same on any machine.
+CPU time is the minimum of many rounds, of the main thread. With --instructions the requests run
+under Valgrind's callgrind, which counts the same on any machine, in all threads together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import msgspec
 
 import gateway.handlers  # noqa: F401 - registers the routes
+from bench.produce_path.embedded import EmbeddedStore
 from gateway.net.connection import KafkaConnection
 from gateway.net.flow_control import LoginBudget, MemoryBudget
 from gateway.protocol.wire import compiled
@@ -136,17 +138,19 @@ class _Listener:
 
 
 class RecordedProducer:
-    """A connection that sends requests of one shape."""
+    """A connection that sends requests of one shape, to an embedded store or to memory."""
 
-    def __init__(self, shape: Shape, *, reads: int) -> None:
+    def __init__(self, shape: Shape, *, reads: int, is_embedded: bool) -> None:
         self._shape = shape
         self._reads = reads
         self._environment = environment = open_environment()
         environment.topic(TOPIC, shape.partitions)
-        self._logs: list[HeldLog] = []
-        for index in range(shape.partitions):
-            environment.partition(TOPIC, index).log = log = HeldLog()
-            self._logs.append(log)
+        self._store = EmbeddedStore(TOPIC, shape.partitions) if is_embedded else None
+        logs: list[Any] = self._store.logs if self._store else []
+        self._held = [] if self._store else [HeldLog() for _ in range(shape.partitions)]
+        self._logs = logs or self._held
+        for index, log in enumerate(self._logs):
+            environment.partition(TOPIC, index).log = log
         self._connection = KafkaConnection(_Listener(environment), "192.0.2.1", 5000)
         self.socket = Socket()
         self._connection.makeConnection(self.socket)  # type: ignore[arg-type]
@@ -170,16 +174,21 @@ class RecordedProducer:
         return found
 
     def serve(self, bursts: list[list[memoryview]]) -> None:
-        received, advance, logs = (
+        received, advance, store = (
             self._connection.received,
             self._environment.clock.advance,
-            self._logs,
+            self._store,
         )
         for reads in bursts:
+            if store is not None:
+                store.expect(BURST * len(self._logs))
             for read in reads:
                 received(read)
                 advance(0)
-            for log in logs:
+            if store is not None:
+                next_offsets = [log.next_offset for log in self._logs]
+                store.run_until(lambda ends=next_offsets: self.end_offsets() == ends)
+            for log in self._held:
                 log.deliver()
             advance(0)
 
@@ -189,6 +198,8 @@ class RecordedProducer:
 
     def close(self) -> None:
         self._connection.connectionLost()
+        if self._store is not None:
+            self._store.close()
 
 
 def produce_frame(shape: Shape, number: int) -> bytes:
@@ -223,10 +234,10 @@ def _uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def cpu_microseconds(load: tuple[Shape, int]) -> float:
+def cpu_microseconds(load: tuple[Shape, int], *, is_embedded: bool) -> float:
     """CPU time of one request, the minimum of all rounds."""
     shape, reads = load
-    producer = RecordedProducer(shape, reads=reads)
+    producer = RecordedProducer(shape, reads=reads, is_embedded=is_embedded)
     producer.serve(producer.bursts(BURSTS))
     best = min(_cpu_seconds(producer) for _ in range(ROUNDS))
     producer.close()
@@ -240,7 +251,7 @@ def _cpu_seconds(producer: RecordedProducer) -> float:
     return time.thread_time() - began
 
 
-def count_instructions(loads: Sequence[int]) -> list[float]:
+def count_instructions(loads: Sequence[int], *, is_embedded: bool) -> list[float]:
     """Instructions of one request of each of these LOADS, counted by callgrind."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
@@ -255,6 +266,7 @@ def count_instructions(loads: Sequence[int]) -> list[float]:
             "--serve",
             "--loads",
             *map(str, loads),
+            *(["--embedded"] if is_embedded else []),
         ]
         # A fixed hash seed: dictionaries with other collisions need other numbers of instructions.
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -273,10 +285,10 @@ def _total(part: Path) -> int:
     return int(found[1])
 
 
-def _serve(loads: Sequence[int]) -> None:
+def _serve(loads: Sequence[int], *, is_embedded: bool) -> None:
     """Serve the requests that callgrind counts."""
     for shape, reads in (LOADS[number] for number in loads):
-        producer = RecordedProducer(shape, reads=reads)
+        producer = RecordedProducer(shape, reads=reads, is_embedded=is_embedded)
         producer.serve(producer.bursts(COUNTED_BURSTS // 2))
         bursts = producer.bursts(COUNTED_BURSTS)
         os.getppid()
@@ -297,15 +309,18 @@ def main() -> int:
         metavar="N",
         help=f"rows of the table to measure, of 0 to {numbers[-1]} (default: all)",
     )
+    parser.add_argument("--embedded", action="store_true", help="use an embedded store")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        _serve(options.loads)
+        _serve(options.loads, is_embedded=options.embedded)
         return 0
     unit = "instructions" if options.instructions else "CPU us"
     loads = [LOADS[number] for number in options.loads]
-    costs = (
-        count_instructions(options.loads) if options.instructions else map(cpu_microseconds, loads)
+    costs: Iterable[float] = (
+        count_instructions(options.loads, is_embedded=options.embedded)
+        if options.instructions
+        else (cpu_microseconds(load, is_embedded=options.embedded) for load in loads)
     )
     print(f"codec functions: {compiled.KERNEL}, Python {sys.version.split()[0]}")
     print(f"| Produce | requests per read | {unit} |")

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.coroutines import PENDING, SharedResult, TaskGroup, TimeSlices, sleep
 from gateway.partitions.partition import AppendResult, Partition
+from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES, SNAPSHOT_BYTES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.current_leader import current_leader, endpoints_of, names_leaders
@@ -111,39 +111,69 @@ def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedR
     Returns None otherwise; the request is then served by `produce`, with the same effects.
     """
     request = compiled.plain_produce(frame, position, caller.api_version, TURN_PARTITIONS - 1)
-    if request is None:
+    if request is None or not _queue_at_once(request, caller):
         return None
+    return _delayed(request, request, request.timed_out)
+
+
+def produce_again(frame: bytearray, header: bytes, caller: Caller) -> Any:
+    """As `produce_at_once`, for a request with this `header`, the correlation id excepted.
+
+    Returns the `PlainProduce`, which is also its own request in dispatch, or None.
+    """
+    request = compiled.plain_produce(
+        frame, len(header), caller.api_version, TURN_PARTITIONS - 1, header
+    )
+    return request if request is not None and _queue_at_once(request, caller) else None
+
+
+def _queue_at_once(request: Any, caller: Caller) -> bool:
+    """Queue the batches of a plain request, or return False and change nothing."""
     broker = caller.broker
     topics = broker.topics
-    is_unrestricted = caller.is_unrestricted
+    # As `caller.is_unrestricted`, without another call.
+    is_unrestricted = broker.authorizer is None and caller.session.scope is None
     opened = []
     for topic in request.topics:
         if not (is_unrestricted or caller.may_use_topic(AclOperation.WRITE, topic)):
-            return None
+            return False
         partitions = topics.open_partitions(topic)
         if partitions is None:
-            return None
+            return False
         opened.append(partitions)
-    ready = request.find(opened, _has_refused(caller), BatchHeader)
-    if ready is None:
-        return None
-    now = broker.now()
-    appends: list[SharedResult[AppendResult] | KafkaError] = []
-    for partition, records, batch, called in ready:
-        try:
-            appends.append(partition.queue_batch(records, batch, now, called))
-        except KafkaError as failure:
-            clear_frames(failure)
-            appends.append(failure)
+    if not request.find(opened, bool(topics.refused_batches.refused) and _has_refused(caller)):
+        return False
+    request.append(broker.now(), _queue_batch)
     caller.traffic.produced_at_once(request)
-    request.wait(appends, caller, topics.save_if_due, _respond_at_once)
-    return _delayed(request, request, partial(_timeout_at_once, request, caller))
+    request.wait(
+        caller,
+        topics.save_if_due,
+        _respond_at_once,
+        _timeout_at_once,
+        SNAPSHOT_BATCHES,
+        SNAPSHOT_BYTES,
+    )
+    return True
+
+
+def _queue_batch(
+    partition: Partition | RemotePartition,
+    records: memoryview,
+    batch: BatchHeader,
+    now: int,
+    called: str,
+) -> SharedResult[AppendResult] | KafkaError:
+    try:
+        return partition.queue_batch(records, batch, now, called)
+    except KafkaError as failure:
+        clear_frames(failure)
+        return failure
 
 
 def _has_refused(caller: Caller) -> bool:
     """Whether producers may still send refused batches again; forgets the other producers."""
     refused = caller.broker.topics.refused_batches
-    return len(refused) > 0 and refused.has_any(caller.broker.clock.seconds())
+    return refused.has_any(caller.broker.clock.seconds())
 
 
 def _respond_at_once(request: Any, caller: Caller) -> ProduceResponse | BaseException | None:
@@ -170,7 +200,7 @@ def _rows_at_once(request: Any, caller: Caller) -> ProducedRows:
     return _rows(decoded, request.ready, outcomes, caller)
 
 
-@serves(ApiKey.PRODUCE, 3, 13, at_once=produce_at_once)
+@serves(ApiKey.PRODUCE, 3, 13, at_once=produce_at_once, again=produce_again)
 def produce(
     request: ProduceRequest, caller: Caller
 ) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:
@@ -568,9 +598,9 @@ def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResu
     partition, records, checked, called = ready
     if isinstance(partition, Partition) and partition.has_resigned:
         partition = _resigned(partition, checked, caller) or partition
+    if isinstance(checked, BatchHeader):
+        return _queue_batch(partition, records, checked, now, called)
     try:
-        if isinstance(checked, BatchHeader):
-            return partition.queue_batch(records, checked, now, called)
         return partition.queue_message_set(records, checked, now, caller.run)
     except KafkaError as failure:
         clear_frames(failure)

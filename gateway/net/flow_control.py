@@ -257,12 +257,21 @@ class ConnectionFlow:
         """Stop reading if a limit is exceeded. Called once for each chunk received."""
         if self.is_paused:
             return
+        budget = self.budget
+        if (
+            self._waiting_size is None
+            and self._bytes < self._max_bytes
+            and self._requests < self._max_requests
+            and budget.request_bytes + budget.partial_bytes < budget.limit
+        ):
+            # The common case, without further calls.
+            return
         if self._is_over_limit:
             self.is_paused = True
             self._pause()
-        elif not self.budget.has_room(self):
+        elif not budget.has_room(self):
             self.is_paused = True
-            self.budget.resume_later(self)
+            budget.resume_later(self)
             self._pause()
 
     def resume(self) -> None:

@@ -151,11 +151,28 @@ class TcpConnection(tcp.Server):
         """
         if not self.connected or self.disconnecting or self._aborting:
             return
+        sent = 0
+        if (
+            self._receive is not None
+            and type(buffers) is list
+            and 0 < len(buffers) <= SEND_BUFFERS
+            and not (self._unsent or self._is_waiting_to_write or self.producerPaused)
+        ):
+            # The common case: the socket takes everything.
+            try:
+                sent = self.socket.sendmsg(buffers)
+            except OSError:
+                # As in `flush`, which tries again.
+                sent = 0
+            self.last_sent = self.reactor.seconds()
+            if sent == sum(map(len, buffers)):
+                return
         for buffer in buffers:
             if len(buffer):
                 self._unsent.append(memoryview(buffer))
                 self._unsent_bytes += len(buffer)
                 self.server.outgoing.unsent += len(buffer)
+        self._remove_sent(sent)
         if self._unsent and not self._is_in_flush_queue and not self._is_waiting_to_write:
             if self._receive is not None:
                 self.flush()

@@ -97,17 +97,25 @@ class InFlightAppend(SharedResult[AppendResult]):
     def stored(self, assigned: int | None) -> None:
         """The append is durable, at the offset `assigned` if the log assigns offsets itself."""
         partition, result = self._partition, self._queued
-        partition.unsaved_bytes += self._size
-        partition.unsaved_batches += 1
-        if assigned is not None:
-            result = partition.assign(self.batch, result, assigned, self._now)
-        if self.batch is not None:
-            partition.in_flight.pop(self._queued.base_offset, None)
-        self.succeed(result)
+        try:
+            partition.unsaved_bytes += self._size
+            partition.unsaved_batches += 1
+            if self.batch is not None:
+                partition.in_flight.pop(result.base_offset, None)
+            if assigned is not None:
+                result = partition.assign(self.batch, result, assigned, self._now)
+        except Exception as bug:  # noqa: BLE001 - raised to the caller, whose connection is closed
+            self.fail(bug)
+        else:
+            self.succeed(result)
 
     def refused(self, failure: BaseException) -> None:
         """Only this append: earlier ones may still be stored, and later ones fail on their own."""
-        self.fail(self._partition.forget_refused(self.batch, self._queued, failure))
+        try:
+            error = self._partition.forget_refused(self.batch, self._queued, failure)
+        except Exception as bug:  # noqa: BLE001 - as in `stored`
+            error = bug
+        self.fail(error)
 
 
 @dataclass(slots=True)
@@ -127,7 +135,8 @@ class Partition:
     """A partition led by this gateway.
 
     `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
-    batch that needs no check besides those of every batch, -1 if there is none. `on_fenced` may be
+    batch that needs no check besides those of every batch, -1 if there is none; `keeps_timestamps`
+    is whether the topic has the producers' timestamps. `on_fenced` may be
     called repeatedly once the log is fenced or closed; the registry then opens another Partition.
     """
 
@@ -140,6 +149,7 @@ class Partition:
         "has_resigned",
         "in_flight",
         "index",
+        "keeps_timestamps",
         "log",
         "plain_bytes",
         "producers",
@@ -190,6 +200,7 @@ class Partition:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
+        self.keeps_timestamps = not config.is_log_append_time
         self._update_plain_bytes()
 
     @property
@@ -250,8 +261,9 @@ class Partition:
     ) -> SharedResult[AppendResult]:
         """Queue a checked v2 batch; it has a result when it is durable.
 
-        KafkaError is raised immediately or is the result. `topic_name` is the name that the
-        producer uses for the topic, if known.
+        The compiled `PlainProduce.append` does the same for most batches. KafkaError is raised
+        immediately or is the result. `topic_name` is the name that the producer uses for the topic,
+        if known.
         """
         if self._queued_appends:
             return self._enqueue_append(partial(self._queue_batch, records, batch, now, topic_name))
@@ -403,6 +415,11 @@ class Partition:
         )
         when_ended(waiting, in_flight.stored, in_flight.refused)
         return in_flight
+
+    @staticmethod
+    def result(base_offset: int, log_append_time: int) -> AppendResult:
+        """The result of a compiled append."""
+        return AppendResult(base_offset, log_append_time)
 
     def assign(
         self, batch: BatchHeader | None, queued: AppendResult, assigned: int, now: int

@@ -23,37 +23,40 @@ Key = tuple[str, int, int]
 
 
 class RefusedBatches:
-    """The lowest refused sequence of each producer, oldest refusal first. Times are in seconds."""
+    """The lowest refused sequence of each producer, oldest refusal first. Times are in seconds.
+
+    `refused` is empty if there is none, as in nearly all requests.
+    """
 
     def __init__(self) -> None:
-        self._refused: OrderedDict[Key, tuple[int, int, float]] = OrderedDict()
+        self.refused: OrderedDict[Key, tuple[int, int, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._refused)
+        return len(self.refused)
 
     def has_any(self, now: float) -> bool:
         """Whether a producer may still send a refused batch again; forgets the others.
 
         A producer that has found another leader does not come back to this gateway.
         """
-        while self._refused:
-            key, (_, _, refused_at) = next(iter(self._refused.items()))
+        while self.refused:
+            key, (_, _, refused_at) = next(iter(self.refused.items()))
             if now - refused_at < RETRY_SECONDS:
                 return True
-            del self._refused[key]
+            del self.refused[key]
         return False
 
     def add(self, topic: str, index: int, batch: BatchHeader, now: float) -> None:
         """Record that a batch was refused with an error that its producer retries."""
         key = topic, index, batch.producer_id
-        epoch, sequence, _ = self._refused.pop(key, (-1, 0, 0.0))
+        epoch, sequence, _ = self.refused.pop(key, (-1, 0, 0.0))
         if epoch == batch.producer_epoch:
             sequence = min(sequence, batch.base_sequence)
         else:
             sequence = batch.base_sequence
-        self._refused[key] = batch.producer_epoch, sequence, now
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.popitem(last=False)
+        self.refused[key] = batch.producer_epoch, sequence, now
+        if len(self.refused) > MAX_REFUSED:
+            self.refused.popitem(last=False)
 
     def precede(self, topic: str, index: int, batch: BatchHeader, now: float) -> bool:
         """Whether an earlier batch of the producer was refused and has not been sent again.
@@ -61,7 +64,7 @@ class RefusedBatches:
         Forgets the producer if this batch is the refused one, or if it was refused too long ago.
         """
         key = topic, index, batch.producer_id
-        found = self._refused.get(key)
+        found = self.refused.get(key)
         if found is None:
             return False
         epoch, sequence, refused_at = found
@@ -71,5 +74,5 @@ class RefusedBatches:
             and now - refused_at < RETRY_SECONDS
         ):
             return True
-        del self._refused[key]
+        del self.refused[key]
         return False

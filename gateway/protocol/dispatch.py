@@ -14,23 +14,34 @@ field, and its connection is muted (`gateway.protocol.mute`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from functools import partial
 from struct import Struct
-from time import perf_counter_ns
 from types import CoroutineType
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway import logs
 from gateway.broker import Broker
-from gateway.coroutines import Cancel, CancelledError, DelayedCall, SharedResult, start
+from gateway.coroutines import (
+    CancelledError,
+    DelayedCall,
+    SharedResult,
+    after_calls,
+    start,
+)
 from gateway.net.flow_control import ConnectionFlow
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import Refused
 from gateway.protocol.forwarded import LARGE_BODY_BYTES, decode, forward
+from gateway.protocol.in_flight import (
+    InFlightRequest,
+    ReplyTransport,
+    ServedHeader,
+    count_usage,
+    encode_counted,
+    with_header,
+)
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.mute import Mute
 from gateway.protocol.request_time import RequestStopwatch
@@ -40,7 +51,6 @@ from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
-from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
 from gateway.topics.tenant_scope import TenantScope
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
@@ -52,17 +62,10 @@ _log = logs.get_logger(__name__)
 #: 3, lose a reply that arrives together with the end of the connection, and try again.
 LAST_REPLY_SECONDS = 0.5
 
-_PLAIN_HEADER = Struct(">ii")
-_TAGGED_HEADER = Struct(">iiB")
 _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 _FETCH = ApiKey.FETCH.to_bytes(2, "big")
-
-#: Requests whose time is not limited, as in Kafka: those between brokers, and those of the log-in.
-TIME_EXEMPT = frozenset({
-    ApiKey.WRITE_TXN_MARKERS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE,
-})  # fmt: skip
 
 #: Bytes of finished replies that are sent in one write. Between writes the transport can report
 #: that the peer reads slowly.
@@ -73,56 +76,6 @@ MAX_BUFFERED_REPLY_BYTES = 256 << 10
 #: turn is always finished.
 MAX_REQUESTS_PER_TURN = 100
 MAX_TURN_SECONDS = 0.005
-
-
-class ReplyTransport(Protocol):
-    """The sending side of the connection."""
-
-    def write(self, buffers: list[Buffer]) -> None:
-        """Send these buffers, in order, after all earlier ones."""
-        ...
-
-    def acknowledge(self) -> None:
-        """Send the TCP acknowledgement of the bytes received so far, if it is still due."""
-        ...
-
-    def request_close(
-        self, delay_ms: int = 0, last: Sequence[Buffer] = (), *, linger_seconds: float = 0
-    ) -> None:
-        """Stop reading, and `delay_ms` from now send `last` and close the connection.
-
-        Everything written before is sent first. The connection stays open for `linger_seconds`
-        after `last`.
-        """
-        ...
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        ...
-
-
-class _InFlightRequest(msgspec.Struct, eq=False):
-    """A request that is not answered yet.
-
-    `reply` is None until the request is answered, and empty if it has no reply. `usage` is None if
-    its client has no quota. `on_timeout` returns the reply at `deadline`, in the clock's seconds;
-    it is None if there is no time limit, or no longer one.
-    """
-
-    size: int
-    began: int = 0
-    api_key: int = -1
-    version: int = -1
-    correlation_id: int = 0
-    route: Route | None = None
-    reply: list[Buffer] | None = None
-    cancel: Cancel | None = None
-    is_appending: bool = False
-    deadline: float = 0.0
-    on_timeout: Callable[[], Any] | None = None
-    usage: RequestUsage | None = None
-    stopwatch: RequestStopwatch | None = None
-    throttle_ms: int = 0
 
 
 class Dispatch:
@@ -151,7 +104,7 @@ class Dispatch:
         self._traffic = traffic
         self._queued_frames: deque[bytearray] = deque()
         self._long_poll = LongPoll()
-        self._in_flight: deque[_InFlightRequest] = deque()
+        self._in_flight: deque[InFlightRequest] = deque()
         self._unanswered = 0
         self._ready_bytes = 0
         self._is_serving = False
@@ -161,8 +114,10 @@ class Dispatch:
         self._is_continuation_scheduled = False
         self._is_close_requested = False
         self._is_waiting_reported = False
+        self._turn_began = 0.0
         self._client_usage: ClientUsage | None = None
         self._last_caller: Caller | None = None
+        self._served_at_once: ServedHeader | None = None
         self._mute = Mute(broker.clock, flow, self._advance)
         # One timer for all requests: it is not cancelled for each of them. `_expires_at` is its
         # time, in the clock's seconds.
@@ -194,7 +149,10 @@ class Dispatch:
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
         self._flow.requests_arrived(sum(map(len, frames)), len(frames))
-        self._queued_frames.extend(frames)
+        served = self._served_at_once
+        if served is not None and len(frames) == 1 and self._start_alone(frames[0], served):
+            return
+        self._queued_frames += frames
         others = 0
         for frame in frames:
             if not frame.startswith(_FETCH):
@@ -251,10 +209,11 @@ class Dispatch:
             return
         self._is_advancing = True
         queued, seconds = self._queued_frames, self._broker.clock.seconds
-        until = seconds() + MAX_TURN_SECONDS
         try:
             if self._ready_bytes:
                 self._send()
+            # Often there are only replies to send.
+            self._turn_began = began = seconds() if queued else 0.0
             for _ in range(MAX_REQUESTS_PER_TURN):
                 if not queued or not self._may_start(queued[0]):
                     break
@@ -269,19 +228,33 @@ class Dispatch:
                 self._start(frame)
                 if self._ready_bytes >= MAX_BUFFERED_REPLY_BYTES:
                     self._send()
-                if queued and seconds() > until:
+                if queued and seconds() > began + MAX_TURN_SECONDS:
                     self._continue_later()
                     break
             else:
                 self._continue_later()
         finally:
             self._is_advancing = False
-        self._send()
+        in_flight = self._in_flight
+        if self._session.is_closed or (in_flight and in_flight[0].reply is not None):
+            self._send()
 
     def _continue_later(self) -> None:
         if not self._is_continuation_scheduled:
             self._is_continuation_scheduled = True
             self._broker.clock.callLater(0, self._continue)
+
+    def _send_later(self) -> None:
+        """Send finished replies once the store has completed the appends of its burst.
+
+        They are sent together, in one write.
+        """
+        if self._is_advancing or self._is_continuation_scheduled:
+            return
+        if after_calls(self._continue):
+            self._is_continuation_scheduled = True
+        else:
+            self._continue_later()
 
     def _continue(self) -> None:
         self._is_continuation_scheduled = False
@@ -302,7 +275,10 @@ class Dispatch:
         return frame.startswith(_PRODUCE) and self._session.is_ready
 
     def _start(self, frame: bytearray) -> None:
-        request = _InFlightRequest(len(frame))
+        served = self._served_at_once
+        if served is not None and self._start_again(frame, served):
+            return
+        request = InFlightRequest(len(frame))
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
@@ -338,7 +314,83 @@ class Dispatch:
             self._flow.set_waiting(request.size)
             self._transport.acknowledge()
 
-    async def _serve(self, frame: bytearray, request: _InFlightRequest) -> Any:
+    def _start_alone(self, frame: bytearray, served: ServedHeader) -> bool:
+        """As `_advance` for one request that is served like the last one, without the queue.
+
+        Most requests of producers arrive alone. Returns False, and has changed nothing, unless
+        nothing is queued or ready to be sent.
+        """
+        if (
+            self._queued_frames
+            or self._ready_bytes
+            or self._is_advancing
+            or not self._may_start(frame)
+        ):
+            return False
+        self._is_advancing = True
+        self._turn_began = self._broker.clock.seconds()
+        try:
+            if not self._start_again(frame, served):
+                return False
+        finally:
+            self._is_advancing = False
+        self._long_poll.produce_served()
+        if self._session.is_closed or self._in_flight[0].reply is not None:
+            self._send()
+        return True
+
+    def _start_again(self, frame: bytearray, served: ServedHeader) -> bool:
+        """Start a request that can be served at once, like the last one.
+
+        Returns False, and has started nothing, for any other request.
+        """
+        session = self._session
+        if (
+            self._broker.client_quotas.is_active
+            or not session.is_ready
+            or session.expires_at is not None
+            or session.scope is not None
+        ):
+            return False
+        try:
+            request = served.again(frame, served.encoded, served.caller)
+        except Exception as failure:  # noqa: BLE001 - as in `_start`
+            self._fail_unstarted(frame, failure)
+            return True
+        if request is None:
+            # It is not tried for the same frame again.
+            self._served_at_once = None
+            return False
+        request.route = served.route
+        self._traffic.request_started(request, served.header)
+        self._in_flight.append(request)
+        self._unanswered += 1
+        deadline = request.begin(self._turn_began, self._plain_ended)
+        if deadline and (self._expiry is None or deadline < self._expires_at):
+            self._expire_at(deadline)
+        return True
+
+    def _fail_unstarted(self, frame: bytearray, failure: Exception) -> None:
+        request = InFlightRequest(len(frame))
+        self._in_flight.append(request)
+        self._unanswered += 1
+        self._failed(request, failure)
+
+    def _plain_ended(self, request: Any) -> None:
+        """The appends of a request of `_start_again` have ended."""
+        try:
+            size = 0 if self._is_closed else request.answer()
+            if not size:
+                self._appended(request, request)
+                return
+            self._unanswered -= 1
+            self._ready_bytes += size
+            self._traffic.request_answered(request, request, size)
+            self._send_later()
+        except Exception as bug:  # noqa: BLE001 - as in `_appended`
+            self._failed(request, bug)
+
+    async def _serve(self, frame: bytearray, request: InFlightRequest) -> Any:
         """Return the reply or a `DelayedReply`.
 
         `request.route` encodes the reply. If it is None, the reply consists of buffers already.
@@ -362,7 +414,7 @@ class Dispatch:
                 return [] if answer is None else [_SIZE.pack(len(answer)), answer]
         return await self._handle(frame, request)
 
-    def _handle(self, frame: bytearray, request: _InFlightRequest) -> Awaitable[Any]:
+    def _handle(self, frame: bytearray, request: InFlightRequest) -> Awaitable[Any]:
         """Pass a request to its handler. Returns what the handler returns."""
         session = self._session
         is_ready = session.is_ready
@@ -379,7 +431,7 @@ class Dispatch:
         if route is None:
             unsupported = UNSUPPORTED_VERSION_REPLIES.get(header.api_key)
             if unsupported is not None:
-                return _encoded(_reply([*unsupported()], header.correlation_id, False))
+                return _encoded(with_header([*unsupported()], header.correlation_id, False))
             raise Refused("unsupported API or version")
         if is_ready and self._broker.client_quotas.is_active:
             request.usage = self._usage(header, len(frame), request.stopwatch)
@@ -389,12 +441,15 @@ class Dispatch:
         if route.at_once is not None and session.scope is None:
             served = route.at_once(frame, header.body, caller)
             if served is not None:
+                if caller is self._last_caller and route.again is not None:
+                    encoded = bytes(memoryview(frame)[: header.body])
+                    self._served_at_once = ServedHeader(encoded, header, route, route.again, caller)
                 return served
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)
         return _decode_elsewhere(route, frame, header, session.scope, caller)
 
-    def _caller(self, header: RequestHeader, request: _InFlightRequest) -> Caller:
+    def _caller(self, header: RequestHeader, request: InFlightRequest) -> Caller:
         """Return the context of a request; that of the last request if it is the same."""
         is_kept = request.usage is None and request.stopwatch is None
         last = self._last_caller
@@ -444,7 +499,7 @@ class Dispatch:
             return None
         return RequestUsage(of_all, client, size, None if client.time is None else stopwatch)
 
-    def _served(self, request: _InFlightRequest, reply: Any) -> None:
+    def _served(self, request: InFlightRequest, reply: Any) -> None:
         self._is_serving = False
         if self._is_waiting_reported:
             self._is_waiting_reported = False
@@ -471,29 +526,24 @@ class Dispatch:
         if not self._is_advancing:
             self._advance()
 
-    def _answered(self, request: _InFlightRequest, reply: Any) -> None:
+    def _answered(self, request: InFlightRequest, reply: Any) -> None:
         if self._complete(request, reply):
             self._advance()
 
-    def _appended(self, request: _InFlightRequest, reply: SharedResult[Any]) -> None:
+    def _appended(self, request: InFlightRequest, reply: SharedResult[Any]) -> None:
         outcome = reply.outcome(None)
         if isinstance(outcome, BaseException):
             self._failed(request, outcome)
-        else:
+            return
+        try:
             self._answered_later(request, outcome)
+        except Exception as bug:  # noqa: BLE001 - the client would wait until its timeout
+            self._failed(request, bug)
 
-    def _answered_later(self, request: _InFlightRequest, reply: Any) -> None:
-        """Record a delayed reply.
-
-        It is sent in the next reactor turn: the store may be completing more appends in this one,
-        and their replies are sent together.
-        """
-        if (
-            self._complete(request, reply)
-            and not self._is_advancing
-            and not self._is_continuation_scheduled
-        ):
-            self._continue_later()
+    def _answered_later(self, request: InFlightRequest, reply: Any) -> None:
+        """Record a delayed reply."""
+        if self._complete(request, reply):
+            self._send_later()
 
     def _expire_at(self, deadline: float) -> None:
         if self._is_closed:
@@ -526,7 +576,7 @@ class Dispatch:
         if left:
             self._expire_at(min(left))
 
-    def _complete(self, request: _InFlightRequest, reply: Any) -> bool:
+    def _complete(self, request: InFlightRequest, reply: Any) -> bool:
         """Record the reply. Returns whether it is to be sent."""
         request.cancel = None
         if request.reply is not None:
@@ -535,7 +585,7 @@ class Dispatch:
         request.on_timeout = None
         if request.usage is not None:
             # Also after a disconnection, which would otherwise be a way around the quota.
-            request.throttle_ms = _count(request, request.usage, reply)
+            request.throttle_ms = count_usage(request, request.usage, reply)
         if self._is_closed:
             self._release_after_close(request)
             return False
@@ -554,13 +604,13 @@ class Dispatch:
                 body = (
                     route.encode(reply, request.version)
                     if request.usage is None
-                    else _encode_counted(route, request, request.usage, reply)
+                    else encode_counted(route, request, request.usage, reply)
                 )
             except Exception as failure:  # noqa: BLE001 - a reply that cannot be encoded is a bug
                 request.usage = None
                 self._failed(request, failure)
                 return False
-            request.reply = _reply(body, request.correlation_id, route.has_tagged_header)
+            request.reply = with_header(body, request.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
         size = 0
         for buffer in request.reply:
@@ -602,13 +652,13 @@ class Dispatch:
         if answered:
             self._flow.requests_finished(freed, answered)
 
-    def _failed(self, request: _InFlightRequest, failure: BaseException) -> None:
+    def _failed(self, request: InFlightRequest, failure: BaseException) -> None:
         self._is_serving = False
         request.cancel = None
         request.on_timeout = None
         if request.usage is not None and request.reply is None:
             # A disconnection, or a malformed request, would otherwise be a way around the quota.
-            _count(request, request.usage, failure)
+            count_usage(request, request.usage, failure)
         if self._is_closed:
             self._release_after_close(request)
             if not isinstance(
@@ -646,7 +696,7 @@ class Dispatch:
         self._session.end()
         self._transport.abort()
 
-    def _release_after_close(self, request: _InFlightRequest) -> None:
+    def _release_after_close(self, request: InFlightRequest) -> None:
         """Release the bytes of an append that outlived its connection."""
         if request.is_appending:
             request.is_appending = False
@@ -677,32 +727,3 @@ async def _decode_elsewhere(
 ) -> Any:
     """Handle a request with a large body, which another thread decodes."""
     return await route.handler(await caller.run(decode, route, frame, header, scope), caller)
-
-
-def _count(request: _InFlightRequest, usage: RequestUsage, reply: Any) -> int:
-    """Count a request towards its client's quotas. Returns the throttle time in ms."""
-    if request.api_key == ApiKey.PRODUCE:
-        return usage.count_produce(has_reply=reply is not None)
-    return usage.count_request(is_exempt=request.api_key in TIME_EXEMPT)
-
-
-def _encode_counted(
-    route: Route, request: _InFlightRequest, usage: RequestUsage, reply: Any
-) -> list[Buffer]:
-    """Return the body of the reply, with the throttle time."""
-    began = 0 if usage.spent is None else perf_counter_ns()
-    body = (
-        encode_throttled(reply, request.throttle_ms, route.api_key, request.version, route.encode)
-        if request.throttle_ms
-        else route.encode(reply, request.version)
-    )
-    if usage.spent is not None:
-        usage.count_later_time(perf_counter_ns() - began)
-    return body
-
-
-def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
-    size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-    if has_tagged_header:
-        return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
-    return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]

@@ -49,7 +49,8 @@ class LongPoll:
         """
         self._has_partial_request = False
         self._requests_behind += others
-        self._notify()
+        if self.on_request is not None:
+            self._notify()
 
     def partial_request_arrived(self) -> None:
         """Record that part of a request other than Fetch arrived.
@@ -64,6 +65,12 @@ class LongPoll:
         """Record that a request other than Fetch is being served."""
         self._requests_behind -= 1
         if is_produce and not self._overlaps:
+            self._limit = MIN_WAIT_SECONDS
+
+    def produce_served(self) -> None:
+        """Record that a Produce has arrived and is served, and no request waits behind it."""
+        self._has_partial_request = False
+        if not self._overlaps:
             self._limit = MIN_WAIT_SECONDS
 
     def wait_seconds(self, max_wait_ms: int) -> float:

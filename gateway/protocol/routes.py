@@ -73,6 +73,9 @@ ItemRefusal = Callable[[Any, KafkaError, "Caller"], Coroutine[Any, Any, Any]]
 #: nothing: then `Handler` serves it.
 AtOnce = Callable[[bytearray, int, "Caller"], "DelayedReply[Any] | None"]
 
+#: As `AtOnce`, for a request with a known header. Returns the request in dispatch.
+Again = Callable[[bytearray, bytes, "Caller"], Any]
+
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """How to serve one version of an API.
@@ -80,7 +83,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     `decode(frame, position, version)` returns the request, `encode(reply, version)` the buffers of
     the body. `has_tagged_header` says whether the response header ends with tagged fields.
     `refuse_items` is None unless the API runs at the controller. `at_once` is None unless the API
-    has a common case that is served without decoding the request.
+    has a common case that is served without decoding the request; then `again` serves the next
+    request with the same header.
     """
 
     api_key: ApiKey
@@ -90,6 +94,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     has_tagged_header: bool
     refuse_items: ItemRefusal | None = None
     at_once: AtOnce | None = None
+    again: Again | None = None
 
 
 ROUTES: dict[tuple[int, int], Route] = {}
@@ -105,6 +110,7 @@ def serves(
     *,
     at_controller: ItemRefusal | None = None,
     at_once: AtOnce | None = None,
+    again: Again | None = None,
 ) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
 
@@ -113,7 +119,7 @@ def serves(
     (`gateway.protocol.forwarded`). `at_controller` returns the reply to a request that the
     controller did not execute.
 
-    `at_once` serves the common case of these versions.
+    `at_once` and `again` serve the common case of these versions.
 
     Raises ValueError if one of them has a handler already, or the API has no entry in
     `gateway.protocol.policy`.
@@ -125,7 +131,9 @@ def serves(
         for version in range(first, last + 1):
             if (api_key, version) in ROUTES:
                 raise ValueError(f"{api_key.name} v{version} already has a handler")
-            ROUTES[api_key, version] = _route(api_key, version, handler, at_controller, at_once)
+            ROUTES[api_key, version] = _route(
+                api_key, version, handler, at_controller, at_once, again
+            )
         return handler
 
     return register
@@ -153,6 +161,7 @@ def _route(
     handler: Handler,
     refuse_items: ItemRefusal | None,
     at_once: AtOnce | None,
+    again: Again | None,
 ) -> Route:
     decode, encode = _HAND_WRITTEN_CODECS.get(api_key) or (
         partial(messages.decode, messages.REQUESTS[api_key]),
@@ -163,7 +172,7 @@ def _route(
     flexible = (
         api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
     )
-    return Route(api_key, handler, decode, encode, flexible, refuse_items, at_once)
+    return Route(api_key, handler, decode, encode, flexible, refuse_items, at_once, again)
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:

@@ -237,7 +237,7 @@ class Topics:
 
         None for a topic that is reserved or does not exist.
         """
-        state = self.get(topic)
+        state = (self._by_name.get(topic) if isinstance(topic, str) else None) or self.get(topic)
         if state is None or state.topic.name in RESERVED_TOPICS or not self._leadership.may_serve():
             return None
         return state.partitions

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: language_level=3
 """Frames and rows of an append, compiled: `frames.py` has the reference, with the same results."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -10,10 +10,14 @@ cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
     uint32_t kopgate_crc32(const uint8_t *at, size_t size) noexcept nogil
 
+from storage.log import StorageError, StorageFailed
+
 kopgate_crc32_init()
 
+GAP = "an append before this one failed, so its offsets would leave a gap"
+
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 1
+INTERFACE = 2
 
 cdef enum:
     MARK_BYTES = 8
@@ -54,6 +58,64 @@ cdef uint32_t checksum(payload, uint32_t* size) except? 0:
     return crc
 
 
+cdef class Frames:
+    """Where the next frame goes, and what was encoded: see `encode_appends`."""
+
+    cdef bytes mark
+    cdef uint64_t segment, at
+    cdef uint32_t durable_to
+    cdef list buffers
+
+    def __init__(
+        self, bytes mark, uint64_t segment, uint64_t at, uint32_t durable_to, list buffers
+    ):
+        if PyBytes_GET_SIZE(mark) != MARK_BYTES:
+            raise ValueError("a mark has 8 bytes")
+        self.mark, self.segment, self.at = mark, segment, at
+        self.durable_to, self.buffers = durable_to, buffers
+
+    cdef list add(self, uint64_t log_id, entries, int64_t* running, uint64_t* position):
+        """Add the frames of an append; return the rows of its entries."""
+        cdef uint8_t fields[PLACE_BYTES + FIELD_BYTES]
+        cdef uint8_t* place
+        cdef uint8_t* header
+        cdef uint32_t size = 0, crc
+        cdef uint64_t base_offset, last_offset
+        cdef int64_t timestamp
+        cdef Py_ssize_t number, count = len(entries)
+        cdef list rows = []
+        for number in range(count):
+            entry = entries[number]
+            payload = entry.payload
+            base_offset, last_offset = entry.base_offset, entry.last_offset
+            timestamp = entry.max_timestamp
+            crc = checksum(payload, &size)
+            if self.at > UINT32_MAX:
+                raise OverflowError("a segment has at most 4 GiB")
+            place = put32(put64(fields, self.segment), <uint32_t>self.at)
+            place = put32(put32(put32(place, crc), size), self.durable_to)
+            place = put64(put32(place, IS_LAST if number == count - 1 else 0), log_id)
+            place = put64(put64(put64(place, base_offset), last_offset), <uint64_t>timestamp)
+            buffer = PyBytes_FromStringAndSize(NULL, FRAME_BYTES)
+            header = <uint8_t*>PyBytes_AS_STRING(buffer)
+            memcpy(header, PyBytes_AS_STRING(self.mark), MARK_BYTES)
+            put32(header + MARK_BYTES, kopgate_crc32(fields, PLACE_BYTES + FIELD_BYTES))
+            memcpy(header + START_BYTES, fields + PLACE_BYTES, FIELD_BYTES)
+            self.buffers.append(buffer)
+            self.buffers.append(payload)
+            position[0] += size
+            if timestamp > running[0]:
+                running[0] = timestamp
+            row = PyBytes_FromStringAndSize(NULL, ROW_BYTES)
+            place = put64(<uint8_t*>PyBytes_AS_STRING(row), log_id)
+            place = put64(put64(put64(place, base_offset), last_offset), <uint64_t>timestamp)
+            place = put32(put64(put64(place, <uint64_t>running[0]), position[0]), size)
+            put32(put64(place, self.segment), <uint32_t>self.at)
+            rows.append(row)
+            self.at += FRAME_BYTES + size
+        return rows
+
+
 def encode_append(
     bytes mark,
     uint64_t segment,
@@ -64,43 +126,41 @@ def encode_append(
     int64_t running,
     uint64_t position,
 ):
-    cdef uint8_t fields[PLACE_BYTES + FIELD_BYTES]
-    cdef uint8_t* place
-    cdef uint8_t* header
-    cdef uint32_t size = 0, crc
-    cdef uint64_t base_offset, last_offset
-    cdef int64_t timestamp
-    cdef Py_ssize_t number, count = len(entries)
-    if PyBytes_GET_SIZE(mark) != MARK_BYTES:
-        raise ValueError("a mark has 8 bytes")
-    buffers, rows = [], []
-    for number in range(count):
-        entry = entries[number]
-        payload = entry.payload
-        base_offset, last_offset = entry.base_offset, entry.last_offset
-        timestamp = entry.max_timestamp
-        crc = checksum(payload, &size)
-        if at > UINT32_MAX:
-            raise OverflowError("a segment has at most 4 GiB")
-        place = put32(put64(fields, segment), <uint32_t>at)
-        place = put32(put32(put32(place, crc), size), durable_to)
-        place = put64(put32(place, IS_LAST if number == count - 1 else 0), log_id)
-        place = put64(put64(put64(place, base_offset), last_offset), <uint64_t>timestamp)
-        buffer = PyBytes_FromStringAndSize(NULL, FRAME_BYTES)
-        header = <uint8_t*>PyBytes_AS_STRING(buffer)
-        memcpy(header, PyBytes_AS_STRING(mark), MARK_BYTES)
-        put32(header + MARK_BYTES, kopgate_crc32(fields, PLACE_BYTES + FIELD_BYTES))
-        memcpy(header + START_BYTES, fields + PLACE_BYTES, FIELD_BYTES)
-        buffers.append(buffer)
-        buffers.append(payload)
-        position += size
-        if timestamp > running:
-            running = timestamp
-        row = PyBytes_FromStringAndSize(NULL, ROW_BYTES)
-        place = put64(<uint8_t*>PyBytes_AS_STRING(row), log_id)
-        place = put64(put64(put64(place, base_offset), last_offset), <uint64_t>timestamp)
-        place = put32(put64(put64(place, <uint64_t>running), position), size)
-        put32(put64(place, segment), <uint32_t>at)
-        rows.append(row)
-        at += FRAME_BYTES + size
-    return buffers, rows, at, running, position
+    cdef Frames frames = Frames(mark, segment, at, durable_to, [])
+    rows = frames.add(log_id, entries, &running, &position)
+    return frames.buffers, rows, frames.at, running, position
+
+
+def encode_appends(
+    bytes mark,
+    uint64_t segment,
+    uint64_t at,
+    uint32_t durable_to,
+    dict logs,
+    find_log,
+    appends,
+    list buffers,
+    list rows,
+):
+    cdef Frames frames = Frames(mark, segment, at, durable_to, buffers)
+    cdef int64_t running
+    cdef uint64_t position
+    outcomes = []
+    for append in appends:
+        refusal = None
+        try:
+            log_id, entries = append.log_id, append.entries
+            log = logs.get(log_id)
+            if log is None:
+                log = find_log(log_id)
+            if entries[0].base_offset != log.end_offset:
+                raise StorageFailed(GAP)
+            running, position = log.running_timestamp, log.position
+            rows.append((log_id, frames.add(log_id, entries, &running, &position)))
+            log.running_timestamp, log.position = running, position
+            log.end_offset = entries[-1].last_offset + 1
+            log.size += append.size
+        except StorageError as error:
+            refusal = error.with_traceback(None)
+        outcomes.append((append, None, refusal))
+    return frames.at, outcomes

@@ -16,14 +16,14 @@ frame is zeros or a write that was interrupted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
 
 from storage.lmdb.layout import SLOT
-from storage.log import Buffer, Entry
+from storage.log import Buffer, Entry, StorageError, StorageFailed
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
 """Magic, mark of the store, `SegmentHeader`, CRC-32 of all before it."""
@@ -110,7 +110,7 @@ def encode_append(
 
     `running` and `position` are those of the log before the append, see `Slot`. Returns a list in
     which each header is followed by its payload, the rows, and the new `at`, `running` and
-    `position`. The compiled function has the same name.
+    `position`.
     """
     buffers: list[Buffer] = []
     rows = []
@@ -145,6 +145,73 @@ def encode_append(
         )
         at += FRAME.size + size
     return buffers, rows, at, running, position
+
+
+class EncodedAppend(Protocol):
+    """An append of a burst."""
+
+    log_id: int
+    entries: Sequence[Entry]
+    size: int
+
+
+class EndOfLog(Protocol):
+    """The end of a log as changed by the burst."""
+
+    end_offset: int
+    running_timestamp: int
+    position: int
+    size: int
+
+
+GAP = "an append before this one failed, so its offsets would leave a gap"
+
+
+def encode_appends(
+    mark: bytes,
+    segment: int,
+    at: int,
+    durable_to: int,
+    logs: Mapping[int, EndOfLog],
+    find_log: Callable[[int], EndOfLog],
+    appends: Iterable[EncodedAppend],
+    buffers: list[Buffer],
+    rows: list[tuple[int, list[bytes]]],
+) -> tuple[int, list[tuple[Any, None, Exception | None]]]:
+    """Encode the appends of a burst in order. The compiled function has the same name.
+
+    The frames are added to `buffers`; for each append its log id and rows are added to `rows`, and
+    its log in `logs` is changed. `find_log` returns a log that `logs` does not have, or raises
+    StorageError. Returns the new `at`, and for each append itself, None, and the reason if it was
+    refused.
+    """
+    outcomes: list[tuple[Any, None, Exception | None]] = []
+    for append in appends:
+        refusal = None
+        try:
+            log_id, entries = append.log_id, append.entries
+            log = logs.get(log_id) or find_log(log_id)
+            if entries[0].base_offset != log.end_offset:
+                raise StorageFailed(GAP)
+            frames, keys, at, log.running_timestamp, log.position = encode_append(
+                mark,
+                segment,
+                at,
+                durable_to,
+                log_id,
+                entries,
+                log.running_timestamp,
+                log.position,
+            )
+            buffers += frames
+            rows.append((log_id, keys))
+            log.end_offset = entries[-1].last_offset + 1
+            log.size += append.size
+        except StorageError as error:
+            # Its traceback would refer to this frame, and so to `outcomes`.
+            refusal = error.with_traceback(None)
+        outcomes.append((append, None, refusal))
+    return at, outcomes
 
 
 def decode_frame(
@@ -244,11 +311,11 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
             position = found.end if found.is_intact else position + 1
 
 
-append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = encode_append
-"""The compiled `encode_append`, or the one above if that is not available."""
+append_frames: Callable[..., tuple[int, list[tuple[Any, None, Exception | None]]]] = encode_appends
+"""The compiled `encode_appends`, or the one above if that is not available."""
 
-_INTERFACE = 1
-"""Expected INTERFACE of the compiled module; incremented when `encode_append` changes."""
+_INTERFACE = 2
+"""Expected INTERFACE of the compiled module; incremented when a function changes."""
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
@@ -257,4 +324,4 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if _frames.INTERFACE == _INTERFACE:
-            append_frames = _frames.encode_append
+            append_frames = _frames.encode_appends

@@ -20,9 +20,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from isal.isal_zlib import crc32
 
@@ -31,6 +32,8 @@ from storage.lmdb.frames import (
     FRAME,
     IS_PLACED,
     SEGMENT_HEADER,
+    EncodedAppend,
+    EndOfLog,
     Frame,
     SegmentHeader,
     append_frames,
@@ -160,6 +163,10 @@ class SegmentFile:
     def sync(self) -> None:
         self._files.sync(self._descriptor)
 
+    def store(self, buffers: list[Buffer], at: int, directory: Path, least: int) -> int:
+        """`Files.store`, within the size of the file."""
+        return self._files.store(self._descriptor, buffers, at, directory, self.size, least)
+
 
 class Staging:
     """The frames of one burst, each with its place in the journal, before they are written.
@@ -204,25 +211,26 @@ class Staging:
         return self.segment, at
 
     def append(
-        self, log_id: int, entries: Sequence[Entry], running: int, position: int
-    ) -> tuple[list[bytes], int, int]:
-        """Add an append.
-
-        Returns the rows of its entries and the new `running` and `position` (see `Slot`).
-        """
+        self,
+        logs: Mapping[int, EndOfLog],
+        find_log: Callable[[int], EndOfLog],
+        appends: Iterable[EncodedAppend],
+        rows: list[tuple[int, list[bytes]]],
+    ) -> list[tuple[Any, None, Exception | None]]:
+        """Add appends; see `encode_appends`. Returns their outcomes."""
         self.has_appends = True
-        buffers, rows, self.at, running, position = append_frames(
+        self.at, outcomes = append_frames(
             self._mark,
             self.segment,
             self.at,
             self._durable_to,
-            log_id,
-            entries,
-            running,
-            position,
+            logs,
+            find_log,
+            appends,
+            self.buffers,
+            rows,
         )
-        self.buffers += buffers
-        return rows, running, position
+        return outcomes
 
 
 class Journal:
@@ -305,6 +313,10 @@ class Journal:
         """
         try:
             is_begun = staging.segment == self.end.segment
+            is_durable = self._settings.sync_appends or not staging.has_appends
+            if is_durable and is_begun and self._is_cut and staging.at <= self._current().size:
+                self._store(staging)
+                return
             room = self._checked_room(staging, is_begun)
             if not is_begun:
                 self._begin(staging.segment)
@@ -313,7 +325,7 @@ class Journal:
             staging.is_written = True
             self._is_synced = False
             self._put(staging, room)
-            if self._settings.sync_appends or not staging.has_appends:
+            if is_durable:
                 self._sync()
         except OSError as error:
             raise self._failed(staging.segment, error) from error
@@ -439,6 +451,30 @@ class Journal:
             self._file = SegmentFile(self._files, self._path(self.end.segment))
         return self._file
 
+    def _store(self, staging: Staging) -> None:
+        """Write frames for which the file is large enough, durably. Raises OSError.
+
+        This is the common case, because the file is filled ahead.
+        """
+        reserve = self._reserve(staging)
+        was_synced = self._is_synced
+        staging.is_written = True
+        self._is_synced = False
+        room = self._current().store(staging.buffers, staging.start, self.directory, reserve)
+        if room < reserve:
+            staging.is_written = False
+            self._is_synced = was_synced
+            raise _disk_full(room, reserve)
+        self._is_synced = True
+
+    def _reserve(self, staging: Staging) -> int:
+        """Bytes that must be left on the disk."""
+        reserve = self._settings.reserve_bytes
+        if not staging.has_appends:
+            # Replaced and moved entries, after which space is freed.
+            reserve //= 2
+        return max(reserve - self.held_bytes, 0)
+
     def _checked_room(self, staging: Staging, is_begun: bool) -> int:
         """Bytes by which the file may grow beyond the frames. Raises OSError if the disk is full.
 
@@ -446,17 +482,9 @@ class Journal:
         """
         size = self._current().size if is_begun else 0
         room = self._files.room(self.directory, size) - max(staging.at - size, 0)
-        reserve = self._settings.reserve_bytes
-        if not staging.has_appends:
-            # Replaced and moved entries, after which space is freed.
-            reserve //= 2
-        reserve = max(reserve - self.held_bytes, 0)
+        reserve = self._reserve(staging)
         if room < reserve:
-            raise OSError(
-                errno.ENOSPC,
-                f"the disk is full: {max(room, 0)} bytes would be left, {reserve} bytes are "
-                "reserved for deletions",
-            )
+            raise _disk_full(room, reserve)
         return room - reserve
 
     def _begin(self, segment: int) -> None:
@@ -517,6 +545,14 @@ class Journal:
                 self._is_cut = False
                 raise
         self._is_synced = True
+
+
+def _disk_full(room: int, reserve: int) -> OSError:
+    return OSError(
+        errno.ENOSPC,
+        f"the disk is full: {max(room, 0)} bytes would be left, {reserve} bytes are "
+        "reserved for deletions",
+    )
 
 
 class Unreadable(Exception):

@@ -10,7 +10,14 @@ from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
 from storage.lmdb.layout import LogRow, Row, Slot
-from storage.lmdb.write_burst import Append, Burst, DurableLog, StoreAccess, Task
+from storage.lmdb.write_burst import (
+    Append,
+    Burst,
+    DurableLog,
+    StoreAccess,
+    Task,
+    queue_append,
+)
 from storage.log import (
     LOG_CLOSED,
     Entry,
@@ -56,7 +63,10 @@ class LmdbLog:
         """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
         cache.
         """
-        append = Append(self._log_id, entries, 0, self._append_completed)
+        queued = queue_append(self, entries, Append) if type(entries) is tuple else None
+        if queued is not None:
+            return queued
+        append = Append(self._log_id, entries, 0, self)
         try:
             if self.status.end_reason is not None:
                 self.status.check_open()
@@ -78,7 +88,8 @@ class LmdbLog:
             append.errback(error.with_traceback(None))
         return append
 
-    def _append_completed(self, append: Append, error: Exception | None) -> None:
+    def append_completed(self, append: Append, error: Exception | None) -> None:
+        """Apply the outcome of an append; `complete_appends` does the same."""
         self._in_flight -= 1
         if error is None:
             entries = append.entries

@@ -14,7 +14,7 @@ import lmdb
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerPool
-from storage.files import DiskFiles, Files
+from storage.files import CompiledDiskFiles, Files
 from storage.lmdb import changes
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.journal import (
@@ -37,6 +37,7 @@ from storage.lmdb.write_burst import (
     Outcome,
     Task,
     WriterState,
+    complete_appends,
 )
 from storage.lmdb.writer import LmdbWriter
 from storage.log import (
@@ -94,7 +95,7 @@ class LmdbStore:
         self.tail = TailCache(self.settings.tail_bytes)
         self.uuid = b""
         self._reactor = reactor
-        self._files = files or DiskFiles()
+        self._files = files or CompiledDiskFiles()
         self._reactor_calls = ReactorCallQueue(reactor)
         self._environment: LmdbEnvironment | None = None
         self._readers: WorkerPool | None = None
@@ -362,24 +363,24 @@ class LmdbStore:
         completion: its log accepts nothing new until the last of the appends queued behind it has
         failed too.
         """
+        if complete_appends(outcomes, self, Append):
+            return
         for operation, value, error in outcomes:
             self._queued_bytes -= operation.size
             self._queued_operations -= 1
             if error is not None:
                 continue
             if isinstance(operation, Append):
-                operation.on_complete(operation, None)
+                operation.log.append_completed(operation, None)
             elif operation.on_complete:
                 operation.on_complete(value)
-        moved, self._changed_logs = self._changed_logs, {}
-        for log in moved:
-            log.notify()
+        self.notify_changed()
         for operation, value, error in outcomes:
             if isinstance(operation, Append):
                 if error is None:
                     operation.callback(None)
                 else:
-                    operation.on_complete(operation, error)
+                    operation.log.append_completed(operation, error)
                     operation.errback(error)
             elif error is None:
                 operation.done.callback(value)
@@ -389,6 +390,13 @@ class LmdbStore:
     def mark_changed(self, log: LogStatus) -> None:
         """Notify the watchers of `log` after the current burst."""
         self._changed_logs[log] = None
+
+    def notify_changed(self) -> None:
+        """Notify the watchers of all logs that the current burst has changed."""
+        moved, self._changed_logs = self._changed_logs, {}
+        for log in moved:
+            if log.watchers:
+                log.notify()
 
     def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
         """Run `call(cursor)` in a worker thread, with a cursor on that database."""

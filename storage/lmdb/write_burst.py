@@ -6,8 +6,10 @@ a burst can be dropped and retried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from struct import Struct
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,7 +30,7 @@ from storage.lmdb.layout import (
     SegmentUse,
     Slot,
 )
-from storage.log import Entry, LogClosed, LogStatus, StorageError, StorageFailed
+from storage.log import Entry, LogClosed, LogStatus, StorageError
 from storage.tail import TailCache
 
 T = TypeVar("T")
@@ -66,20 +68,27 @@ class DurableLog:
         )
 
 
+class AppendingLog(Protocol):
+    """The log of an append in the reactor thread."""
+
+    def append_completed(self, append: Append, error: Exception | None, /) -> None: ...
+
+
 class Append(Completion[None]):
     """Contiguous entries for one log, and the completion that its caller waits for.
 
-    `on_complete` is called in the reactor thread before it, with the error if the append failed.
+    `log.append_completed` is called in the reactor thread before it, with the error if the append
+    failed.
     """
 
-    __slots__ = ("entries", "log_id", "on_complete", "size")
+    __slots__ = ("entries", "log", "log_id", "size")
 
     def __init__(
         self,
         log_id: int,
         entries: Sequence[Entry],
         size: int,
-        on_complete: Callable[[Append, Exception | None], None],
+        log: AppendingLog,
     ) -> None:
         # What `Completion` does, without another call.
         self._done = None
@@ -87,7 +96,28 @@ class Append(Completion[None]):
         self.log_id = log_id
         self.entries = entries
         self.size = size
-        self.on_complete = on_complete
+        self.log = log
+
+
+def _not_compiled(*_: object) -> None:
+    return
+
+
+queue_append: Callable[..., Append | None] = _not_compiled
+complete_appends: Callable[..., bool | None] = _not_compiled
+"""The compiled functions of `_appends.pyx`, or one that does nothing."""
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when a function changes."""
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import storage.lmdb._appends as _appends
+    except ImportError:
+        pass
+    else:
+        if _appends.INTERFACE == _INTERFACE:
+            queue_append, complete_appends = _appends.queue_append, _appends.complete_appends
 
 
 class Task(Generic[T]):
@@ -356,21 +386,28 @@ class Burst:
         fails all.
         """
         outcomes: list[Outcome] = []
-        for operation in operations:
-            value, refusal = None, None
-            try:
-                if isinstance(operation, Append):
-                    self._append(operation)
-                else:
-                    value = operation.run(self)
-            except (StorageError, ValueError) as error:
-                # Its traceback would refer to this frame, and so to `outcomes`.
-                refusal = error.with_traceback(None)
-            outcomes.append((operation, value, refusal))
+        run: Callable[..., Iterable[Outcome]]
+        some: Any
+        for kind, some in groupby(operations, type):
+            run = self._append if kind is Append else self._run_tasks
+            outcomes += run(some)
         if self.has_txn:
             # The rows of the last appends.
             _ = self.txn
         return outcomes
+
+    def _append(self, appends: Iterable[Append]) -> list[Outcome]:
+        return self.staging.append(self._logs, self.log, appends, self._rows)
+
+    def _run_tasks(self, tasks: Iterable[Task[Any]]) -> Iterator[Outcome]:
+        for task in tasks:
+            value, refusal = None, None
+            try:
+                value = task.run(self)
+            except (StorageError, ValueError) as error:
+                # Its traceback would refer to this frame, and so to the outcomes.
+                refusal = error.with_traceback(None)
+            yield task, value, refusal
 
     def commit(self) -> None:
         """Commit the transaction, if there is one, with the checkpoint. Raises lmdb.Error."""
@@ -409,21 +446,6 @@ class Burst:
             state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
         else:
             state.pending.add(self._rows)
-
-    def _append(self, append: Append) -> None:
-        log = self._logs.get(append.log_id) or self.log(append.log_id)
-        entries = append.entries
-        if entries[0].base_offset != log.end_offset:
-            raise StorageFailed(
-                "an append before this one failed, so its offsets would leave a gap"
-            )
-        log_id = append.log_id
-        rows, log.running_timestamp, log.position = self.staging.append(
-            log_id, entries, log.running_timestamp, log.position
-        )
-        self._rows.append((log_id, rows))
-        log.end_offset = entries[-1].last_offset + 1
-        log.size += append.size
 
     def _put_rows(self, keys: Iterable[bytes]) -> None:
         """Put rows in key order, the cheapest order for the B+ tree."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 
 from storage.bridge import DelayedCall, Reactor
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Operation
+
+SIZE: Callable[[Operation], int] = attrgetter("size")
 
 
 class WriteQueue:
@@ -76,14 +79,20 @@ class WriteQueue:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        waiting, settings = self._waiting, self._settings
         operations: list[Operation] = []
+        if (
+            len(waiting) <= settings.burst_operations
+            and sum(map(SIZE, waiting)) <= settings.burst_bytes
+        ):
+            # The common case.
+            operations += waiting
+            waiting.clear()
         size = 0
         while (
-            self._waiting
-            and len(operations) < self._settings.burst_operations
-            and size < self._settings.burst_bytes
+            waiting and len(operations) < settings.burst_operations and size < settings.burst_bytes
         ):
-            operations.append(self._waiting.popleft())
+            operations.append(waiting.popleft())
             size += operations[-1].size
         if operations:
             self._is_writing = True

@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -28,7 +27,7 @@ from storage.lmdb.frames import SEGMENT_HEADER
 from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, Task, WriterState
-from storage.lmdb.write_queue import WriteQueue
+from storage.lmdb.write_queue import SIZE, WriteQueue
 from storage.log import StorageFailed
 
 log = logging.getLogger(__name__)
@@ -41,8 +40,6 @@ CLEANING_RETRY_SECONDS = 10.0
 
 Cleaning needs more space: on a full disk freeing must continue.
 """
-
-SIZE: Callable[[Operation], int] = attrgetter("size")
 
 UNREACHED_TXN = 1 << 64
 """A transaction id that no commit reaches."""

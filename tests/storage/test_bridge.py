@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from pytest_twisted import ensureDeferred
@@ -20,6 +21,7 @@ from storage.bridge import (
     SharedResult,
     SingleFlightCache,
     WorkerPool,
+    after_calls,
     clock_seconds,
     sleep,
 )
@@ -64,6 +66,30 @@ def test_exception_in_a_call_does_not_stop_the_next(
     reactor_calls.post(lambda: ran.append(1))
     reactor.asked.pop()()
     assert ran == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_call_after_calls_runs_at_the_end_of_a_burst() -> None:
+    reactor, ran = ManualReactor(), []
+    reactor_calls = ReactorCallQueue(reactor)
+
+    def completes(number: int) -> None:
+        ran.append(number)
+        assert after_calls(lambda: ran.append(-number))
+
+    for number in (1, 2):
+        reactor_calls.post(partial(completes, number))
+    reactor.asked.pop()()
+    assert ran == [1, 2, -1, -2]
+
+
+def test_no_call_is_queued_outside_of_a_burst(caplog: pytest.LogCaptureFixture) -> None:
+    reactor, found = ManualReactor(), []
+    reactor_calls = ReactorCallQueue(reactor)
+    reactor_calls.post(lambda: after_calls(lambda: 1 // 0))
+    reactor_calls.post(lambda: after_calls(lambda: found.append(after_calls(list))))
+    reactor.asked.pop()()
+    assert (found, after_calls(list)) == ([False], False)
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -3,6 +3,12 @@
 import logging
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.string cimport memcmp
+
+from gateway.coroutines import when_ended
+from records import BatchHeader
+from storage.bridge import Completion
+from storage.log import Entry
 
 log = logging.getLogger(__name__)
 
@@ -11,6 +17,9 @@ FAILED_CALLBACK = "bug: a callback of an append failed"
 cdef enum:
     TRANSACTIONAL = 0x10
     BATCHES_OF_FORMAT_2 = 16
+    BATCHES_TO_RETAIN = 5
+    # Smaller batches are copied once: the store's cache keeps them when the request is freed.
+    COPIED_BYTES = 4096
 
 
 cdef struct Part:
@@ -26,30 +35,47 @@ cdef class PlainProduce
 cdef class InFlightAppend:
     """As `gateway.partitions.partition.InFlightAppend`, which describes it."""
 
-    cdef readonly object batch
-    cdef readonly object end_offset
-    cdef object _partition, _queued, _size, _now, _result, _failure
+    cdef readonly int64_t end_offset
+    cdef object _partition, _batch, _records, _failure
+    cdef int64_t _queued_offset, _base_offset, _log_append_time, _now
+    cdef Py_ssize_t _size
     cdef PlainProduce _request
     cdef list _waiting
-    cdef bint _has_ended
+    cdef bint _has_producer, _has_ended
+
+    @property
+    def batch(self):
+        if self._has_producer and self._batch is None and self._records is not None:
+            self._batch = header_of(self._records)
+        return self._batch
 
     def stored(self, assigned):
-        partition, result = self._partition, self._queued
-        partition.unsaved_bytes += self._size
-        partition.unsaved_batches += 1
-        if assigned is not None:
-            result = partition.assign(self.batch, result, assigned, self._now)
-        if self.batch is not None:
-            (<dict?>partition.in_flight).pop(self._queued.base_offset, None)
-        self._result = result
+        partition = self._partition
+        try:
+            partition.unsaved_bytes += self._size
+            partition.unsaved_batches += 1
+            if self._has_producer:
+                (<dict?>partition.in_flight).pop(self._queued_offset, None)
+            if assigned is not None:
+                result = partition.assign(self.batch, self.result(), assigned, self._now)
+                self._base_offset = result.base_offset
+        except Exception as bug:
+            self._failure = bug
         self.end()
 
     def refused(self, failure):
-        self._failure = self._partition.forget_refused(self.batch, self._queued, failure)
+        try:
+            self._failure = self._partition.forget_refused(self.batch, self.result(), failure)
+        except Exception as bug:
+            self._failure = bug
         self.end()
+
+    cdef result(self):
+        return self._partition.result(self._base_offset, self._log_append_time)
 
     cdef end(self):
         self._has_ended = True
+        self._records = None
         request, self._request = self._request, None
         waiting, self._waiting = self._waiting, None
         if request is not None:
@@ -82,7 +108,7 @@ cdef class InFlightAppend:
     def outcome(self, pending):
         if not self._has_ended:
             return pending
-        return self._result if self._failure is None else self._failure
+        return self.result() if self._failure is None else self._failure
 
     def wait(self):
         return self._partition.wait_for(self)
@@ -94,34 +120,156 @@ cdef class InFlightAppend:
 def in_flight_append(partition, queued, size, batch, now, end_offset):
     """Return an InFlightAppend. See `gateway.partitions.partition`."""
     cdef InFlightAppend append = InFlightAppend.__new__(InFlightAppend)
-    append._partition, append._queued, append._size = partition, queued, size
-    append.batch, append._now, append.end_offset = batch, now, end_offset
+    append._partition, append._batch, append._has_producer = partition, batch, batch is not None
+    append._queued_offset = append._base_offset = queued.base_offset
+    append._log_append_time = queued.log_append_time
+    append._size, append._now, append.end_offset = size, now, end_offset
+    return append
+
+
+cdef header_of(records):
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(records, &buffer, PyBUF_SIMPLE)
+    try:
+        return made(<const unsigned char*>buffer.buf, BatchHeader)
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+cdef InFlightAppend queue_next(
+    partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
+):
+    """As `Partition.queue_batch`, for a batch without a producer or the next one of its producer.
+
+    None in any other case; then nothing has changed. The producer's timestamps are kept.
+    """
+    cdef unsigned char* batch = <unsigned char*>PyByteArray_AS_STRING(frame) + at
+    cdef int64_t producer_id = be64(batch + 43), base_offset, last_offset, timestamp
+    cdef int32_t sequence = <int32_t>be32(batch + 53), delta = <int32_t>be32(batch + 23)
+    cdef int16_t epoch = be16(batch + 51)
+    cdef bint has_producer = producer_id >= 0
+    cdef InFlightAppend append
+    cdef Sink sink
+    cdef list batches
+    cdef dict states
+    if partition._queued_appends or not partition.keeps_timestamps:
+        return None
+    if has_producer:
+        states = partition.producers._producers
+        state = states.get(producer_id)
+        if state is None:
+            return None
+        known = state.topic_name
+        if called != known and called and known:
+            return None
+        batches = state.batches
+        if not batches:
+            return None
+        last = batches[len(batches) - 1]
+        if sequence != (<int64_t>last.last_sequence + 1) & 0x7FFFFFFF or epoch != last.epoch:
+            return None
+    partition_log = partition.log
+    base_offset, end_offset = partition_log.next_offset, partition_log.end_offset
+    sink.bytes, sink.at = batch, 0
+    put64(&sink, base_offset)
+    sink.at = 12
+    put32(&sink, partition_log.leader_epoch)
+    last_offset, timestamp = base_offset + delta, be64(batch + 35)
+    if size <= COPIED_BYTES:
+        records = PyBytes_FromStringAndSize(<const char*>batch, size)
+    else:
+        records = memoryview(frame)[at : at + size]
+    entry = Entry(base_offset, last_offset, timestamp if timestamp >= 0 else now, records)
+    waiting = partition_log.append((entry,))
+    append = InFlightAppend.__new__(InFlightAppend)
+    append._partition, append._has_producer, append._size = partition, has_producer, size
+    append._queued_offset = append._base_offset = base_offset
+    append._log_append_time, append._now, append.end_offset = -1, now, end_offset
+    if has_producer:
+        append._records = records
+        # As `ProducerStateManager.append`.
+        if len(states) > 1:
+            states[producer_id] = states.pop(producer_id)
+        state.last_seen = now
+        if called:
+            state.topic_name = called
+        batches.append(
+            type(last)(
+                epoch,
+                sequence,
+                (<int64_t>sequence + delta) & 0x7FFFFFFF,
+                base_offset,
+                last_offset,
+                -1,
+            )
+        )
+        if len(batches) > BATCHES_TO_RETAIN:
+            durable_end = partition_log.end_offset
+            while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
+                del batches[0]
+        (<dict?>partition.in_flight)[base_offset] = append
+    if isinstance(waiting, Completion):
+        waiting.when_ended(append.stored, append.refused)
+    else:
+        when_ended(waiting, append.stored, append.refused)
     return append
 
 
 cdef class PlainProduce:
     """A Produce request with one valid batch for each partition, from its bytes to its reply.
 
-    The handler asks whether the batches may be appended at once (`find`), queues the appends, and
-    passes them to `wait`. If all of them succeed, the object is its own reply (`body`).
+    The handler asks whether the batches may be appended at once (`find`), queues them (`append`)
+    and calls `wait`. If all appends succeed, the object is its own reply (`body`).
+
+    It has the attributes of a request in dispatch, too (`gateway.protocol.dispatch`).
     """
 
     cdef readonly int version
     cdef readonly int acks
     cdef readonly int timeout_ms
+    cdef readonly int32_t correlation_id
     cdef readonly object frame
     cdef readonly Py_ssize_t position
     cdef readonly list topics
-    cdef readonly list ready
     cdef readonly list appends
     cdef public int32_t throttle_time_ms
+    cdef public object route, reply, cancel, usage, began
+    cdef public bint is_appending
+    cdef public double deadline
     cdef Part* _parts
     cdef Py_ssize_t _count, _missing
-    cdef object _caller, _stored, _respond, _then, _outcome
-    cdef bint _has_outcome, _is_stored
+    cdef int64_t _most_batches, _most_bytes
+    cdef list _partitions
+    cdef object _caller, _stored, _respond, _respond_late, _then, _ended, _outcome
+    cdef bint _has_outcome, _is_stored, _has_limit
+
+    api_key = 0
+    stopwatch = None
+    throttle_ms = 0
 
     def __dealloc__(self):
         PyMem_Free(self._parts)
+
+    @property
+    def size(self):
+        return PyByteArray_GET_SIZE(self.frame)
+
+    @property
+    def ready(self):
+        """A tuple for each partition, with the partition."""
+        return [(partition,) for partition in self._partitions]
+
+    @property
+    def on_timeout(self):
+        return self.timed_out if self._has_limit else None
+
+    @on_timeout.setter
+    def on_timeout(self, call):
+        self._has_limit = call is not None
+
+    def timed_out(self):
+        """Return the response if the time is over before the appends have ended."""
+        return self._respond_late(self, self._caller)
 
     cdef reserve(self, Py_ssize_t count):
         parts = <Part*>PyMem_Realloc(self._parts, (self._count + count) * sizeof(Part) or 1)
@@ -129,10 +277,10 @@ cdef class PlainProduce:
             raise MemoryError
         self._parts = parts
 
-    def find(self, list opened, bint has_refused, make_batch):
-        """Return (partition, records, batch, name of the topic) for each partition, or None.
+    def find(self, list opened, bint has_refused):
+        """Whether all batches may be queued now.
 
-        None if a partition is not open, or its batch needs more checks or has a wrong CRC. `opened`
+        Not if a partition is not open, or its batch needs more checks or has a wrong CRC. `opened`
         has the open partitions of each topic by index; `has_refused` tells whether batches of
         idempotent producers were refused before.
         """
@@ -141,28 +289,45 @@ cdef class PlainProduce:
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
         if len(opened) != len(self.topics):
             raise ValueError("one item for each topic is required")
-        view = memoryview(self.frame)
         partitions = []
         for number in range(self._count):
             part = self._parts + number
             partition = (<dict?>opened[part.topic]).get(part.index)
             if partition is None or part.size > <Py_ssize_t>partition.plain_bytes:
-                return None
+                return False
             if part.has_producer and (has_refused or partition.recovery is not None):
-                return None
+                return False
             partitions.append(partition)
-        ready = []
         # Last: otherwise `request` would compute the same CRCs again.
         for number in range(self._count):
             part = self._parts + number
             if not has_valid_crc(bytes + part.at, part.size):
-                return None
-            topic = self.topics[part.topic]
-            batch = made(bytes + part.at, make_batch)
-            records = view[part.at : part.at + part.size]
-            ready.append((partitions[number], records, batch, topic if type(topic) is str else ""))
-        self.ready = ready
-        return ready
+                return False
+        self._partitions = partitions
+        return True
+
+    def append(self, int64_t now, queue):
+        """Queue the batches, after `find`.
+
+        `queue(partition, records, batch, now, name of the topic)` returns the append or the error
+        of a batch that is not the common case.
+        """
+        cdef Part* part
+        cdef Py_ssize_t number
+        cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
+        if self._partitions is None:
+            raise ValueError("the partitions are not known")
+        self.appends = []
+        for number in range(self._count):
+            part = self._parts + number
+            partition, topic = self._partitions[number], self.topics[part.topic]
+            called = topic if type(topic) is str else ""
+            append = queue_next(partition, self.frame, part.at, part.size, now, called)
+            if append is None:
+                records = memoryview(self.frame)[part.at : part.at + part.size]
+                batch = made(bytes + part.at, BatchHeader)
+                append = queue(partition, records, batch, now, called)
+            self.appends.append(append)
 
     def count(self, Py_ssize_t topic, list batches):
         """Return the records and bytes for a topic, by its number.
@@ -182,18 +347,18 @@ cdef class PlainProduce:
                 batches[BATCHES_OF_FORMAT_2 | part.codec] += 1
         return records, size
 
-    def wait(self, list appends, caller, stored, respond):
+    def wait(self, caller, stored, respond, respond_late, int64_t batches, int64_t bytes):
         """Wait for the appends: each is an error, or a result with `when_done`.
 
-        If all of them succeed, `stored` is called with each partition. Otherwise `respond(self,
-        caller)` returns the response or the failure. Neither may raise.
+        If all of them succeed, `stored` is called with each partition that has at least this many
+        unsaved `batches` or `bytes`. Otherwise `respond(self, caller)` returns the response or the
+        failure. `respond_late` is the same for `timed_out`.
         """
-        if len(appends) != self._count:
-            raise ValueError("one item for each partition is required")
-        self.appends = appends
         self._caller, self._stored, self._respond = caller, stored, respond
-        self._missing = len(appends) + 1
-        for append in appends:
+        self._most_batches, self._most_bytes = batches, bytes
+        self._respond_late = respond_late
+        self._missing = len(self.appends) + 1
+        for append in self.appends:
             if type(append) is InFlightAppend:
                 (<InFlightAppend>append).watch(self)
             elif isinstance(append, BaseException):
@@ -207,18 +372,55 @@ cdef class PlainProduce:
         self._missing -= 1
         if self._missing:
             return
-        if all_stored(self.appends):
-            for append in self.appends:
-                self._stored(append._partition)
-            # Not `_outcome`: a reference to itself would keep the request's bytes.
-            self._is_stored = True
-        else:
-            self._outcome = self._respond(self, self._caller)
+        try:
+            if all_stored(self.appends):
+                for append in self.appends:
+                    partition = append._partition
+                    if (
+                        <int64_t>partition.unsaved_batches >= self._most_batches
+                        or <int64_t>partition.unsaved_bytes >= self._most_bytes
+                    ):
+                        self._stored(partition)
+                # Not `_outcome`: a reference to itself would keep the request's bytes.
+                self._is_stored = True
+            else:
+                self._outcome = self._respond(self, self._caller)
+        except Exception as bug:
+            # The connection is closed.
+            self._outcome = bug
         self._has_outcome = True
-        self._caller = self._stored = self._respond = None
+        self._caller = self._stored = self._respond = self._respond_late = None
         then, self._then = self._then, None
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(self)
         if then is not None:
             then()
+
+    def begin(self, double now, ended):
+        """Become a request in dispatch, and call `ended(self)` once the appends have ended.
+
+        Returns the time at which the client is to be answered in any case, 0 if there is none.
+        """
+        self.is_appending = True
+        if self._has_outcome:
+            ended(self)
+            return 0.0
+        self._ended = ended
+        if self.acks == 0 or self.timeout_ms <= 0:
+            return 0.0
+        self._has_limit = True
+        self.deadline = now + self.timeout_ms / 1000.0
+        return self.deadline
+
+    def answer(self):
+        """Set `reply` if all appends succeeded. Returns its size, 0 if it is not set."""
+        if not self._is_stored or self.acks == 0 or self.reply is not None:
+            return 0
+        reply = self.encoded(True)
+        self.reply = [reply]
+        self._has_limit = self.is_appending = False
+        return PyBytes_GET_SIZE(reply)
 
     def when_done(self, call):
         """As that of SharedResult, for one caller."""
@@ -234,9 +436,13 @@ cdef class PlainProduce:
 
     def body(self):
         """Return the body of the reply, if every append succeeded."""
+        return self.encoded(False)
+
+    cdef bytes encoded(self, bint has_header):
+        """Encode the reply, or only its body."""
         cdef Sink sink
         cdef InFlightAppend append
-        cdef Py_ssize_t topic, end, number = 0, most = 16 + 48 * self._count
+        cdef Py_ssize_t topic, end, number = 0, most = 32 + 48 * self._count
         cdef bint compact = self.version >= FIRST_FLEXIBLE
         if not self._is_stored:
             raise ValueError("not every batch is stored")
@@ -245,6 +451,11 @@ cdef class PlainProduce:
             most += 16 + PyBytes_GET_SIZE(name)
         body = PyBytes_FromStringAndSize(NULL, most)
         sink.bytes, sink.at = <unsigned char*>PyBytes_AS_STRING(body), 0
+        if has_header:
+            sink.at = 4
+            put32(&sink, self.correlation_id)
+            if compact:
+                put_length(&sink, -1, True, False)
         put_length(&sink, len(names), compact, True)
         for topic in range(len(names)):
             put_name(&sink, names[topic], self.version >= FIRST_WITH_TOPIC_IDS, compact)
@@ -254,13 +465,12 @@ cdef class PlainProduce:
             put_length(&sink, end - number, compact, True)
             while number < end:
                 append = self.appends[number]
-                result = append._result
                 put_row(
                     &sink,
                     self._parts[number].index,
                     0,
-                    result.base_offset,
-                    result.log_append_time,
+                    append._base_offset,
+                    append._log_append_time,
                     append._partition.log.start_offset,
                     self.version,
                     compact,
@@ -269,7 +479,10 @@ cdef class PlainProduce:
             if compact:
                 put_length(&sink, -1, True, False)
         put_end(&sink, self.throttle_time_ms, self.version, compact)
-        return PyBytes_FromStringAndSize(<const char*>sink.bytes, sink.at)
+        end, sink.at = sink.at, 0
+        if has_header:
+            put32(&sink, <int32_t>(end - 4))
+        return PyBytes_FromStringAndSize(<const char*>sink.bytes, end)
 
 
 cdef bint all_stored(list appends) except -1:
@@ -279,10 +492,22 @@ cdef bint all_stored(list appends) except -1:
     return True
 
 
-def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
+cdef bint has_header(frame, bytes header) except -1:
+    """Whether a frame begins with this header, the correlation id excepted."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(header)
+    cdef const char* one
+    cdef const char* other = PyBytes_AS_STRING(header)
+    if type(frame) is not bytearray or size < 10 or PyByteArray_GET_SIZE(frame) < size:
+        return False
+    one = PyByteArray_AS_STRING(frame)
+    return memcmp(one, other, 4) == 0 and memcmp(one + 8, other + 8, size - 8) == 0
+
+
+def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most, bytes header=None):
     """Return a PlainProduce of at most `most` partitions, or None. `position` is that of the body.
 
-    None, too, if its batches have more than MOST_CHECKED_BYTES. `find` checks their CRCs.
+    None, too, if its batches have more than MOST_CHECKED_BYTES, or if it does not begin with
+    `header`. `find` checks the CRCs.
 
     See `gateway.handlers.produce`.
     """
@@ -293,6 +518,8 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
     cdef int32_t topic
     cdef const unsigned char* batch
     cdef PlainProduce request
+    if header is not None and not has_header(frame, header):
+        return None
     if version < FIRST_WITH_BATCHES or not begin(&source, &head, frame, position, version):
         return None
     if not -1 <= head.acks <= 1:
@@ -300,6 +527,8 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
     request = PlainProduce.__new__(PlainProduce)
     request.version, request.acks, request.timeout_ms = version, head.acks, head.timeout_ms
     request.frame, request.position, request.topics = frame, position, []
+    if PyByteArray_GET_SIZE(frame) >= 8:
+        request.correlation_id = <int32_t>be32(source.bytes + 4)
     for topic in range(<int32_t>head.topics):
         name = topic_name(&source, version, head.compact)
         if name is None or not length(&source, head.compact, True, &partitions):

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.handlers.produce import produce_at_once
+from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
+from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import request
 from tests.fakes.traffic import TrafficScenario
@@ -29,7 +31,7 @@ from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.records.record_sets import batch, old_set
 
 Topic = CodecRequest.TopicProduceData
-Partition = Topic.PartitionProduceData
+SentPartition = Topic.PartitionProduceData
 
 #: Topics with their configs, in the order of their creation. "absent" does not exist.
 TOPICS: dict[str, dict[str, str]] = {
@@ -68,26 +70,33 @@ def record_set(random: Random) -> bytes | None:
     return bytes(records)
 
 
-def plain_request(name: str, records: bytes) -> CodecRequest:
+def plain_request(name: str, records: bytes, version: int = 11) -> CodecRequest:
     return CodecRequest(
-        version=11,
+        version=version,
         acks=-1,
         timeout_ms=1000,
         topic_data=[
-            Topic(version=11, name=name, partition_data=[Partition(index=0, records=records)])
+            Topic(
+                version=version, name=name, partition_data=[SentPartition(index=0, records=records)]
+            )
         ],
     )
 
 
-def frame(random: Random) -> bytes:
-    version = random.choice([*range(14), *range(3, 14)])
+def header_of(random: Random) -> tuple[int, str | None]:
+    """A version of Produce and a client id."""
+    return random.choice([*range(14), *range(3, 14)]), random.choice(["me", "you", None])
+
+
+def frame(random: Random, header: tuple[int, str | None]) -> bytes:
+    version, client_id = header
     topics = [
         Topic(
             version=version,
             name=name if version < 13 else None,
             topic_id=None if version < 13 else uuid.UUID(int=NAMES.index(name) + 1),
             partition_data=[
-                Partition(index=random.choice([0, 0, 0, 1, 1, 2]), records=record_set(random))
+                SentPartition(index=random.choice([0, 0, 0, 1, 1, 2]), records=record_set(random))
                 for _ in range(random.choice([1, 1, 2]))
             ],
         )
@@ -100,13 +109,24 @@ def frame(random: Random) -> bytes:
         timeout_ms=random.choice([1000, 1000, 0]),
         topic_data=topics,
     )
-    return request(asked, client_id=random.choice(["me", "you", None]))
+    return request(asked, correlation_id=random.randrange(1 << 31), client_id=client_id)
 
 
 def some_events(random: Random) -> list[list[bytes] | str]:
-    """What happens to a connection: frames arrive in one read, or the store or the clock moves."""
+    """What happens to a connection: frames arrive in one read, or the store or the clock moves.
+
+    Most frames have the header of the frame before them.
+    """
+    header = header_of(random)
+
+    def next_frame() -> bytes:
+        nonlocal header
+        if random.random() < 0.2:
+            header = header_of(random)
+        return frame(random, header)
+
     return [
-        [frame(random) for _ in range(random.randint(1, 4))]
+        [next_frame() for _ in range(random.randint(1, 4))]
         if random.random() < 0.7
         else random.choice(["hold", "release", "release", "refuse", "accept", "accept", "wait"])
         for _ in range(8)
@@ -236,6 +256,53 @@ def test_exception_in_a_callback_of_an_append_does_not_stop_the_others(
     assert "ZeroDivisionError" in caplog.text
 
 
+class BrokenRecorder(Recorder):
+    """A bug in what happens after an append."""
+
+    __slots__ = ()
+
+    def request_answered(self, *_: Any) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+@pytest.mark.parametrize("bug", ["stored", "refused", "answered"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bug_at_the_end_of_an_append_closes_the_connection(
+    implementation: str,
+    bug: str,
+    is_again: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise the client would wait for its reply until its timeout."""
+    use(implementation, monkeypatch)
+    scenario = TrafficScenario()
+    env = scenario.env
+    env.topic("orders")
+    partition = env.partition("orders")
+    client = scenario.connect()
+    asked = request(plain_request("orders", bytes(batch())), client_id="me")
+    if is_again:
+        client.send(asked)
+        assert len(client.receive()) == 1
+    env.store.hold()
+    client.send(asked)
+    if bug == "answered":
+        client.dispatch._traffic = BrokenRecorder()
+    else:
+        partition.unsaved_bytes = None
+        monkeypatch.setattr(Partition, "handle_storage_error", None)
+    env.store.refuse_writes = bug == "refused"
+    env.store.release()
+    assert (client.receive(), client.is_aborted) == ([], True)
+    (logged,) = caplog.records
+    error = "ZeroDivisionError" if bug == "answered" else "TypeError"
+    assert error in str(vars(logged)["fields"]["traceback"])
+    client.disconnect()
+    assert client.budget.used == 0
+
+
 def test_exception_after_a_plain_request_does_not_stop_the_retry(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +319,37 @@ def test_exception_after_a_plain_request_does_not_stop_the_retry(
     env.store.release()
     assert ran == [1]
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "is_expected"),
+    [
+        ({}, True),
+        ({"client_id": "you"}, False),
+        ({"client_id": None}, False),
+        ({"version": 10}, False),
+    ],
+)
+def test_only_requests_with_the_last_header_are_served_without_reading_it(
+    change: dict[str, Any], is_expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    scenario.env.topic("orders")
+    scenario.env.partition("orders")
+    client = scenario.connect()
+    started: list[bool] = []
+    start_again = client.dispatch._start_again
+
+    def record(*arguments: Any) -> bool:
+        started.append(start_again(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(client.dispatch, "_start_again", record)
+    for fields in ({}, change):
+        asked = plain_request("orders", bytes(batch()), version=fields.get("version", 11))
+        client.send(request(asked, client_id=fields.get("client_id", "me")))
+    assert (started, len(client.receive())) == ([is_expected], 2)
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

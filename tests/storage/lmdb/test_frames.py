@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,13 +20,15 @@ from storage.lmdb.frames import (
     decode_frame,
     decode_segment_header,
     encode_append,
+    encode_appends,
     encode_frame,
     encode_segment_header,
     has_payload,
     parse,
 )
 from storage.lmdb.layout import Slot, slot_of
-from storage.log import Entry
+from storage.lmdb.write_burst import Append, DurableLog
+from storage.log import Entry, LogClosed
 
 MARK = b"the mark"
 
@@ -201,9 +204,71 @@ def test_compiled_function_refuses_what_has_no_place_in_a_segment() -> None:
         compiled.encode_append(MARK, 1, 0, 0, 1, [Entry(0, 0, -1, strided)], -1, 0)
 
 
+class NoLog:
+    """Appends that are only encoded are not completed."""
+
+    def append_completed(self, *_: object) -> None:
+        raise NotImplementedError
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.lists(st.tuples(st.integers(0, 3), TIMESTAMPS, PAYLOADS), min_size=1, max_size=3),
+            st.integers(0, 9),
+        ),
+        max_size=8,
+    )
+)
+def test_compiled_function_encodes_a_burst_the_same(
+    appends: list[tuple[int, list[tuple[int, int, bytes]], int]],
+) -> None:
+    """Log 4 does not exist; some appends are not at the end of their log."""
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    ends = dict.fromkeys(range(1, 5), 10)
+    burst = []
+    for log_id, sent, gap in appends:
+        entries, end = [], ends[log_id] + (not gap)
+        for delta, timestamp, payload in sent:
+            entries.append(Entry(end, end + delta, timestamp, payload))
+            end += delta + 1
+        ends[log_id] = end if gap else ends[log_id]
+        size = sum(len(entry.payload) for entry in entries)
+        burst.append(Append(log_id, entries, size, NoLog()))
+
+    def encode(function: Any) -> Any:
+        logs: dict[int, DurableLog] = {}
+
+        def find(log_id: int) -> DurableLog:
+            if log_id == 4:
+                raise LogClosed("no such log")
+            found = logs[log_id] = DurableLog(log_id, 0, 10, -1, 500, 100)
+            return found
+
+        buffers, rows = [b"before"], [(9, [b"row"])]
+        at, outcomes = function(MARK, 8, 100, 90, logs, find, iter(burst), buffers, rows)
+        told = [(id(one), value, repr(refusal)) for one, value, refusal in outcomes]
+        return at, told, logs, buffers, rows
+
+    found = encode(compiled.encode_appends)
+    assert found == encode(encode_appends)
+    refusals = [refusal for _, _, refusal in found[1]]
+    assert [refusal == "None" for refusal in refusals] == [
+        log_id < 4 and gap > 0 for log_id, _, gap in appends
+    ]
+
+
 def test_append_has_a_frame_and_a_row_for_each_entry() -> None:
     entries = [Entry(7, 9, 50, b"first"), Entry(10, 10, 40, b"the second")]
-    buffers, rows, at, running, position = append_frames(MARK, 8, 100, 90, 3, entries, 45, 1000)
+    logs = {3: DurableLog(3, 0, 7, 45, 1000, 80)}
+    buffers: list[Any] = []
+    added: list[tuple[int, list[bytes]]] = []
+    append = Append(3, entries, 15, NoLog())
+    at, outcomes = append_frames(MARK, 8, 100, 90, logs, logs.__getitem__, [append], buffers, added)
+    assert outcomes == [(append, None, None)]
+    ((log_id, rows),) = added
+    assert (log_id, logs[3]) == (3, DurableLog(3, 0, 11, 50, 1015, 95))
     assert [buffers[1], buffers[3]] == [b"first", b"the second"]
     assert [decode_frame(MARK, 8, place, buffers[n]) for place, n in ((100, 0), (165, 2))] == [
         Frame(crc32(b"first"), 5, 90, 0, 3, 7, 9, 50),
@@ -213,4 +278,4 @@ def test_append_has_a_frame_and_a_row_for_each_entry() -> None:
         Slot(3, 7, 9, 50, 50, 1005, 5, 8, 100),
         Slot(3, 10, 10, 40, 50, 1015, 10, 8, 165),
     ]
-    assert (at, running, position) == (235, 50, 1015)
+    assert at == 235

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from storage.files import Files
 from storage.log import Buffer
 
 SECTOR = 512
@@ -52,7 +53,7 @@ def sectors(write: Write) -> list[Write]:
     return [(position + start, piece[start:end]) for start, end in itertools.pairwise(cuts)]
 
 
-class SimulatedDisk:
+class SimulatedDisk(Files):
     """`Files` in memory.
 
     `before` is called before each operation that changes something, with its name; it may raise
