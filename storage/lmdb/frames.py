@@ -18,11 +18,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from storage.lmdb.layout import SLOT
+from storage.lmdb.layout import SLOT, Row, Slot
 from storage.log import Buffer, Entry
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
@@ -110,7 +110,7 @@ def encode_append(
 
     `running` and `position` are those of the log before the append, see `Slot`. Returns a list in
     which each header is followed by its payload, the rows, and the new `at`, `running` and
-    `position`. The compiled function has the same name.
+    `position`.
     """
     buffers: list[Buffer] = []
     rows = []
@@ -244,11 +244,74 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
             position = found.end if found.is_intact else position + 1
 
 
-append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = encode_append
-"""The compiled `encode_append`, or the one above if that is not available."""
+def adjacent(
+    rows: list[Row], first: int, largest_gap: int, largest_read: int
+) -> tuple[int, int, int, int]:
+    """Find the frames behind that of the row `first` that are so close that one read is cheaper.
 
-_INTERFACE = 1
-"""Expected INTERFACE of the compiled module; incremented when `encode_append` changes."""
+    There are at most `largest_gap` bytes between two of them. Returns the index of the first row
+    without these frames, and what is read: segment, position, and length.
+    """
+    row = rows[first]
+    assert isinstance(row, bytes)
+    *_, size, segment, start = SLOT.unpack(row)
+    end = start + FRAME.size + size
+    for number in range(first + 1, len(rows)):
+        row = rows[number]
+        if not isinstance(row, bytes):
+            return number, segment, start, end - start
+        slot = Slot._make(SLOT.unpack(row))
+        if (
+            slot.segment != segment
+            or not 0 <= slot.at - end <= largest_gap
+            or slot.at + slot.size - start > largest_read
+        ):
+            return number, segment, start, end - start
+        end = slot.at + FRAME.size + slot.size
+    return len(rows), segment, start, end - start
+
+
+def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[Entry]:
+    """The entries of `rows`, up to the first that is damaged or not where its row says.
+
+    `data` is at the position `at` of their segment. Payloads are views of it unless that would keep
+    more than twice their size in memory.
+    """
+    found = []
+    for row in rows:
+        slot = Slot._make(SLOT.unpack(row))
+        start = slot.at - at
+        frame = decode_frame(mark, slot.segment, slot.at, data, start) if start >= 0 else None
+        if (
+            frame is None
+            or (frame.log_id, frame.base_offset, frame.last_offset, frame.size)
+            != (slot.log_id, slot.base_offset, slot.last_offset, slot.size)
+            or not has_payload(frame, data, start)
+        ):
+            break
+        found.append(slot)
+    are_copied = sum(slot.size for slot in found) * 2 < len(data)
+    whole = memoryview(data)
+    entries = []
+    for slot in found:
+        start = slot.at - at + FRAME.size
+        payload = whole[start : start + slot.size]
+        entries.append(
+            Entry(
+                slot.base_offset,
+                slot.last_offset,
+                slot.timestamp,
+                bytes(payload) if are_copied else payload,
+            )
+        )
+    return entries
+
+
+_INTERFACE = 2
+"""Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
+
+compiled: Any = None
+"""The module with the same functions compiled, if it is available."""
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
@@ -257,4 +320,10 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if _frames.INTERFACE == _INTERFACE:
-            append_frames = _frames.encode_append
+            compiled = _frames
+
+append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = getattr(
+    compiled, "encode_append", encode_append
+)
+find_adjacent: Callable[..., tuple[int, int, int, int]] = getattr(compiled, "adjacent", adjacent)
+entries_in: Callable[..., list[Entry]] = getattr(compiled, "read_frames", read_frames)

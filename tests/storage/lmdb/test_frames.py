@@ -15,16 +15,20 @@ from storage.lmdb.frames import (
     Frame,
     FrameAt,
     SegmentHeader,
+    adjacent,
     append_frames,
     decode_frame,
     decode_segment_header,
     encode_append,
     encode_frame,
     encode_segment_header,
+    entries_in,
+    find_adjacent,
     has_payload,
     parse,
+    read_frames,
 )
-from storage.lmdb.layout import Slot, slot_of
+from storage.lmdb.layout import Row, Slot, key_of, slot_of
 from storage.log import Entry
 
 MARK = b"the mark"
@@ -214,3 +218,99 @@ def test_append_has_a_frame_and_a_row_for_each_entry() -> None:
         Slot(3, 10, 10, 40, 50, 1015, 10, 8, 165),
     ]
     assert (at, running, position) == (235, 50, 1015)
+
+
+@st.composite
+def stored(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """A part of a segment and rows of its frames. Both may be damaged."""
+    data, rows = bytearray(), []
+    for base, (payload, gap) in enumerate(
+        draw(st.lists(st.tuples(PAYLOADS, st.integers(0, 300)), max_size=4))
+    ):
+        at = 1000 + len(data)
+        data += framed(at, payload, base=base)
+        rows.append(key_of(Slot(1, base, base, -5, 9, 100, len(payload), SEGMENT, at)))
+        data += bytes(gap)
+    changed = draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2))
+    for position, byte in changed:
+        if position < len(data):
+            data[position] = byte
+    fields = ("base_offset", "last_offset", "size", "segment", "at")
+    for number, name in draw(
+        st.lists(st.tuples(st.integers(0, 3), st.sampled_from(fields)), max_size=1)
+    ):
+        if number < len(rows):
+            slot = slot_of(rows[number])
+            rows[number] = key_of(slot._replace(**{name: getattr(slot, name) + 1}))
+    return bytes(data[: len(data) - draw(st.sampled_from([0, 0, 0, 1, 50]))]), rows
+
+
+@given(stored(), st.sampled_from([1000, 1000, 1000, 999, 1010, 0]))
+def test_compiled_function_reads_the_same(case: tuple[bytes, list[bytes]], at: int) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    expected = read_frames(MARK, at, *case)
+    found = compiled.read_frames(MARK, at, *case)
+    assert found == expected
+    assert [type(entry.payload) for entry in found] == [type(entry.payload) for entry in expected]
+
+
+@given(stored(), st.integers(0, 300), st.integers(0, 80_000), st.integers(0, 3))
+def test_compiled_function_finds_the_same_adjacent_frames(
+    case: tuple[bytes, list[bytes]], largest_gap: int, largest_read: int, inline: int
+) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    rows: list[Row] = [*case[1], Entry(9, 9, -1, b"stored with its key"), *case[1][:inline]]
+    for first, row in enumerate(rows):
+        if isinstance(row, bytes):
+            assert compiled.adjacent(rows, first, largest_gap, largest_read) == adjacent(
+                rows, first, largest_gap, largest_read
+            )
+
+
+def test_compiled_functions_refuse_what_is_no_row() -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    with pytest.raises(ValueError, match="64 or 52 bytes"):
+        compiled.read_frames(MARK, 0, b"", [b"short"])
+    with pytest.raises(ValueError, match="a mark has 8 bytes"):
+        compiled.read_frames(b"short", 0, b"", [])
+    with pytest.raises(ValueError, match="64 or 52 bytes"):
+        compiled.adjacent([b"short"], 0, 0, 0)
+    with pytest.raises(ValueError, match="64 or 52 bytes"):
+        compiled.take_rows([(b"short", b"")], 1, 1, 1, 1)
+
+
+def row(base: int, at: int, segment: int = SEGMENT) -> bytes:
+    return key_of(Slot(1, base, base, -1, -1, 100, 10, segment, at))
+
+
+def test_adjacent_frames_end_at_a_gap_another_segment_and_the_largest_read() -> None:
+    second = 100 + 60 + 10
+    rows: list[Row] = [row(0, 100), row(1, second), row(2, second + 70 + 5)]
+    assert find_adjacent(rows, 0, 4, 1000) == (2, SEGMENT, 100, 140)
+    assert find_adjacent(rows, 0, 5, 1000) == (3, SEGMENT, 100, 215)
+    assert find_adjacent(rows, 0, 5, 100) == (2, SEGMENT, 100, 140)
+    assert find_adjacent(rows, 2, 5, 1000) == (3, SEGMENT, second + 75, 70)
+    assert find_adjacent([row(0, 100), row(1, second, 6)], 0, 5, 1000)[0] == 1
+    assert find_adjacent([row(0, second), row(1, 100)], 0, 5, 1000)[0] == 1
+    assert find_adjacent([row(0, 100), Entry(1, 1, -1, b"")], 0, 5, 1000)[0] == 1
+
+
+def test_frames_are_read_up_to_the_first_that_is_not_where_its_row_says() -> None:
+    data = framed(100, b"x" * 10) + framed(170, b"y" * 10, base=1)
+    rows = [row(0, 100), row(1, 170)]
+    expected = [Entry(0, 0, -1, b"x" * 10), Entry(1, 1, -1, b"y" * 10)]
+    assert entries_in(MARK, 100, data, rows) == expected
+    assert entries_in(MARK, 100, data[:-1], rows) == expected[:1]
+    assert entries_in(MARK, 100, data[:-1] + b"z", rows) == expected[:1]
+    assert entries_in(MARK, 100, data, [rows[0], row(2, 170)]) == expected[:1]
+    assert entries_in(MARK, 100, data, [row(0, 40)]) == []
+
+
+def test_small_payloads_do_not_keep_what_is_between_them() -> None:
+    """A reader of one partition of many would else hold the other partitions' records, too."""
+    one, many = b"x" * 10, b"x" * 1000
+    assert [
+        type(entries_in(MARK, 100, framed(100, payload), [key_of(slot)])[0].payload)
+        for payload in (one, many)
+        for slot in [Slot(1, 0, 0, -1, -1, 100, len(payload), SEGMENT, 100)]
+    ] == [bytes, memoryview]
