@@ -47,6 +47,11 @@ APPEND_TIME_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
+FIRST_OF_BATCHES = 2 << 3
+"""Position of uncompressed batches in the counts of `tally`; one of another codec is that far
+behind it.
+"""
+
 NO_TIMESTAMP = -1
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1

@@ -31,8 +31,8 @@ from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
-from records import RecordsError, peek_magic
-from records.layout import MAGIC_AT
+from records import Codec, RecordsError, kernel, peek_magic
+from records.layout import FIRST_OF_BATCHES, MAGIC_AT
 from storage.log import Buffer, Entry
 
 #: Consumers of older versions may not support zstd (KIP-110).
@@ -245,6 +245,18 @@ class FetchReader:
         record.
         """
         records: list[Buffer] = []
+        if self._magic in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and entries:
+            # The common case: whole batches that the consumer can read.
+            records = [entry.payload for entry in entries]
+            counts, _, size = kernel.tally(records)
+            if (
+                sum(counts[FIRST_OF_BATCHES:]) == len(records)
+                and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
+                and offset <= entries[0].base_offset
+                and size <= limit
+            ):
+                return records, entries[-1].last_offset + 1
+            records = []
         for entry, payload in zip(
             entries, await self._convert(cached, partition, entries), strict=False
         ):
@@ -296,7 +308,6 @@ class FetchReader:
             and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
             for entry in entries
         ):
-            # The common case.
             return [entry.payload for entry in entries]
         source = SourcePartition(partition.topic, cached.topic_id, partition.index)
         convertible = entries

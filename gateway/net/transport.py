@@ -90,7 +90,7 @@ class TcpConnection(tcp.Server):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[Buffer] = deque()
         self._unsent_bytes = 0
         #: Time of the last send in the reactor's seconds, used to detect peers that do not read.
         self.last_sent = self.reactor.seconds()
@@ -144,11 +144,12 @@ class TcpConnection(tcp.Server):
         """
         if not self.connected or self.disconnecting or self._aborting:
             return
-        for buffer in buffers:
-            if len(buffer):
-                self._unsent.append(memoryview(buffer))
-                self._unsent_bytes += len(buffer)
-                self.server.outgoing.unsent += len(buffer)
+        # A large reply has thousands of buffers, so this has no loop.
+        added = list(filter(len, buffers))
+        size = sum(map(len, added))
+        self._unsent += added
+        self._unsent_bytes += size
+        self.server.outgoing.unsent += size
         if self._unsent and not self._is_in_flush_queue and not self._is_waiting_to_write:
             if self._receive is not None:
                 self.flush()
@@ -202,10 +203,13 @@ class TcpConnection(tcp.Server):
         """
         self._unsent_bytes -= sent
         self.server.outgoing.unsent -= sent
+        if not self._unsent_bytes:
+            self._unsent.clear()
+            return False
         while sent:
             first = self._unsent[0]
             if len(first) > sent:
-                self._unsent[0] = first[sent:]
+                self._unsent[0] = memoryview(first)[sent:]
                 return True
             sent -= len(first)
             self._unsent.popleft()

@@ -1,6 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Frames and rows, compiled, with the same results as the reference in `frames.py` and `queries.py`.
-"""
+"""Frames and rows, compiled: the same results as the reference in `frames.py` and `queries.py`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
