@@ -442,14 +442,22 @@ class Sweep(Generic[T]):
     """Visits all of `items` in about `steps` steps a round. `items` may change meanwhile.
 
     Checking thousands of connections in one step would block the reactor for tens of milliseconds.
+    A round has fewer steps if there are less than `least` items for each: a step costs as much as
+    ten checks.
     """
 
-    __slots__ = ("_items", "_left", "_steps")
+    __slots__ = ("_items", "_least", "_left", "_most_steps")
 
-    def __init__(self, items: Collection[T], steps: int) -> None:
+    def __init__(self, items: Collection[T], steps: int, least: int = 1) -> None:
         self._items = items
-        self._steps = steps
+        self._most_steps = steps
+        self._least = least
         self._left: list[T] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps of a round with the present items."""
+        return max(min(self._most_steps, -(-len(self._items) // self._least)), 1)
 
     def step(self) -> list[T]:
         """Return the next items.
@@ -457,6 +465,6 @@ class Sweep(Generic[T]):
         Items added during a round are visited in the next round; removed ones are skipped.
         """
         self._left = self._left or list(self._items)
-        size = -(-len(self._items) // self._steps) or len(self._left)
+        size = -(-len(self._items) // self.steps) or len(self._left)
         taken, self._left = self._left[:size], self._left[size:]
         return [one for one in taken if one in self._items]

@@ -672,6 +672,15 @@ def test_sweep_visits_each_item_once_a_round(count, steps, most):
         assert max(map(len, seen)) <= most
 
 
+@pytest.mark.parametrize(
+    ("count", "steps"), [(0, 1), (1, 1), (100, 1), (101, 2), (1_000, 10), (5_000, 10)]
+)
+def test_sweep_of_few_items_has_few_steps(count, steps):
+    sweep = Sweep(set(range(count)), 10, least=100)
+    assert sweep.steps == steps
+    assert sorted(one for _ in range(steps) for one in sweep.step()) == list(range(count))
+
+
 def test_sweep_skips_removed_items():
     items = {1, 2, 3, 4}
     sweep = Sweep(items, 2)
