@@ -245,6 +245,7 @@ class FetchReader:
         record.
         """
         records: list[Buffer] = []
+        converted: list[Entry] = []
         if self._magic in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and entries:
             # The common case: whole batches that the consumer can read.
             records = [entry.payload for entry in entries]
@@ -272,26 +273,25 @@ class FetchReader:
                 piece = _cut(rest, offset, limit)
                 if len(piece) <= limit or (at_least_one and not records):
                     records.append(piece)
-                    self._record_conversion(cached, entry, payload)
+                    if payload is not entry.payload:
+                        converted.append(entry)
                 break
             if len(rest):
                 records.append(rest)
                 limit -= len(rest)
-                self._record_conversion(cached, entry, payload)
+                if payload is not entry.payload:
+                    converted.append(entry)
             offset = entry.last_offset + 1
-        return records, offset
-
-    def _record_conversion(self, cached: CachedPartition, entry: Entry, payload: Buffer) -> None:
-        stored = entry.payload
-        if payload is not stored:
-            count = entry.last_offset - entry.base_offset + 1
+        if converted:
             self._caller.traffic.converted(
                 ApiKey.FETCH,
                 self._request.version,
                 cached.key[0],
-                records=count,
-                size=len(stored),
+                batches=len(converted),
+                records=sum(entry.last_offset - entry.base_offset + 1 for entry in converted),
+                size=sum(len(entry.payload) for entry in converted),
             )
+        return records, offset
 
     async def _convert(
         self, cached: CachedPartition, partition: Partition, entries: list[Entry]
