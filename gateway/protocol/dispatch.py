@@ -150,7 +150,7 @@ class Dispatch:
         self._listener = listener
         self._traffic = traffic
         self._queued_frames: deque[bytearray] = deque()
-        self._long_poll = LongPoll()
+        self._long_poll = LongPoll(transport.acknowledge)
         self._in_flight: deque[_InFlightRequest] = deque()
         self._unanswered = 0
         self._ready_bytes = 0
@@ -329,7 +329,8 @@ class Dispatch:
         if request.cancel is not None and request.api_key != ApiKey.PRODUCE:
             self._is_waiting_reported = True
             self._flow.set_waiting(request.size)
-            self._transport.acknowledge()
+            if request.api_key != ApiKey.FETCH:
+                self._transport.acknowledge()
 
     async def _serve(self, frame: bytearray, request: _InFlightRequest) -> Any:
         """Return the reply or a `DelayedReply`.

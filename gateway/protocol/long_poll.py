@@ -26,9 +26,18 @@ class LongPoll:
     A waiting Fetch sets `on_request`, which is called when another request arrives behind it.
     """
 
-    __slots__ = ("_has_partial_request", "_limit", "_overlaps", "_requests_behind", "on_request")
+    __slots__ = (
+        "_has_partial_request",
+        "_limit",
+        "_overlaps",
+        "_requests_behind",
+        "acknowledge",
+        "on_request",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, acknowledge: Callable[[], None] = lambda: None) -> None:
+        #: Acknowledges the received bytes (decision 031). To be called before a Fetch waits.
+        self.acknowledge = acknowledge
         #: Requests that arrived and are not yet served, without Fetch requests.
         self._requests_behind = 0
         self._has_partial_request = False

@@ -93,6 +93,36 @@ def test_empty_poll_ends_at_max_wait(env):
     assert nothing_left(env)
 
 
+def test_fetch_is_acknowledged_when_it_begins_to_wait_for_data(env, monkeypatch):
+    acknowledged: list[float] = []
+    monkeypatch.setattr(
+        env.long_poll, "acknowledge", lambda: acknowledged.append(env.clock.seconds())
+    )
+    log = env.partition("orders", 0).log
+    real = log.read
+
+    async def slow(offset: int, max_bytes: int) -> Any:
+        await env.threads.run(lambda: None)
+        return await real(offset, max_bytes)
+
+    put(env)
+    env.threads.hold()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            log, "read_resident", lambda offset, _: None if offset < log.end_offset else []
+        )
+        patch.setattr(log, "read", slow)
+        reading = poll(env, from_offset(0))
+        assert not reading.is_done
+    env.threads.release()
+    assert reading.is_done
+    assert acknowledged == []
+    waiting = poll(env, from_offset(1))
+    assert acknowledged == [0]
+    env.clock.advance(0.5)
+    assert waiting.is_done
+
+
 def test_append_wakes_poll(env):
     polling = poll(env, from_offset(0))
     size = put(env)

@@ -170,9 +170,16 @@ def test_finished_replies_are_written_before_fetch_starts(client, handlers):
 
 
 def test_waiting_request_is_acknowledged_at_once(client, handlers):
+    handlers.waits(b"m1")
+    client.send(other(b"m1"))
+    assert (client.written, client.acknowledgements) == ([], 1)
+
+
+def test_fetch_that_is_not_answered_at_once_is_not_acknowledged(client, handlers):
+    """Its handler does that when it begins to wait for data."""
     handlers.waits(b"f1")
     client.send(plain_frame(TAGGED, 0, b"f1", 1))
-    assert (client.written, client.acknowledgements) == ([], 1)
+    assert (client.written, client.acknowledgements) == ([], 0)
 
 
 def test_request_answered_at_once_is_not_acknowledged(client):
