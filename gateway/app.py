@@ -6,7 +6,7 @@ import base64
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,13 @@ from gateway.cluster.shard_leadership import ShardLeadership, ShardState
 from gateway.coarse_clock import CoarseClock
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.group_configs import GroupConfigs
-from gateway.coroutines import Clock
+from gateway.coroutines import Clock, TimeSlices
 from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.consumer.topology import TopicView
 from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.groups.offsets.group_commits import GroupCommit, commit_group
 from gateway.groups.offsets.remote_offsets import RemoteOffsets, serve_offsets
 from gateway.net.flow_control import OutgoingBytes
 from gateway.partitions.producer_ids import ProducerIdBlocks, ProducerIds
@@ -45,8 +46,10 @@ from gateway.security.scram_credentials import ScramCredentials
 from gateway.security.tenants import make_tenants
 from gateway.settings.listener_settings import PerListenerSettings
 from gateway.settings.model import Settings
+from gateway.topics.append_server import AppendServer
 from gateway.topics.partition_reopener import PartitionReopener
 from gateway.topics.registry import Topics
+from gateway.topics.remote_appends import RemoteAppends
 from gateway.topics.tenant_scope import plain_id, printable_topic
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from gateway.traffic.dropped_lines import DroppedLines
@@ -170,10 +173,20 @@ async def open_broker(
         tenants=make_tenants(settings),
         controller=controller,
         remote_offsets=_remote_offsets(membership, clock),
+        remote_appends=_remote_appends(
+            membership,
+            clock,
+            AppendServer(topics, partial(_max_decompressed, configs), run, now, clock),
+        ),
     )
     if membership.node is not None:
         serve_calls(membership.node.calls, broker, membership.revision)
-        serve_offsets(membership.node.calls, broker.confirm_coordinator, offsets)
+        serve_offsets(
+            membership.node.calls,
+            broker.confirm_coordinator,
+            offsets,
+            partial(commit_passed_on, broker),
+        )
         serve_traffic_rows(membership.node.calls, topics, now)
     await membership.start()
     return broker
@@ -182,6 +195,24 @@ async def open_broker(
 def _remote_offsets(membership: ClusterMembership, clock: Clock) -> RemoteOffsets | None:
     node = membership.node
     return None if node is None else RemoteOffsets(node.calls, membership.view, clock)
+
+
+async def commit_passed_on(broker: Broker, commit: GroupCommit) -> Sequence[int]:
+    """Commit offsets that another gateway passes on. Raises KafkaError."""
+    slices = TimeSlices(broker.clock)
+    limit = broker.settings.offset_metadata_max_bytes
+    return await commit_group(commit, broker.groups, broker.offsets, broker.topics, limit, slices)
+
+
+def _remote_appends(
+    membership: ClusterMembership, clock: Clock, server: AppendServer
+) -> RemoteAppends | None:
+    node = membership.node
+    return None if node is None else RemoteAppends(node.calls, membership.view, clock, server)
+
+
+def _max_decompressed(configs: BrokerConfigs) -> int:
+    return configs.settings.max_decompressed_bytes
 
 
 async def _open_cluster(

@@ -30,6 +30,7 @@ from gateway.security.scram_credentials import ScramCredentials
 from gateway.security.tenants import Tenants
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
+from gateway.topics.remote_appends import RemoteAppends
 from gateway.topics.reply_cache import ReplyCache
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG, RecorderFactory
 from storage.log import StorageError, Store
@@ -47,7 +48,8 @@ class Broker:
     replies. `traffic` is the traffic log, `audit` the audit log. `authorizer` is None if everything
     is allowed. `quota_usage` counts what clients use of `client_quotas`. `tenants` binds principals
     to namespaces; None if none is bound. `controller` executes what changes the state of the whole
-    cluster. `remote_offsets` asks other coordinators; None if there are no other gateways.
+    cluster. `remote_offsets` asks other coordinators, and `remote_appends` passes records on to
+    other leaders; both are None if there can be no other gateway.
     """
 
     configs: BrokerConfigs
@@ -78,6 +80,7 @@ class Broker:
     tenants: Tenants | None = None
     controller: ControllerAccess = LOCAL_CONTROLLER
     remote_offsets: RemoteOffsets | None = None
+    remote_appends: RemoteAppends | None = None
 
     async def confirm_coordinator(self, group_id: str, deadline: float | None = None) -> int:
         """Confirm that this gateway coordinates a group, before reading `groups` or `offsets`.

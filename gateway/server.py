@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from errno import EADDRINUSE
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError, ReactorNotRunning
@@ -22,13 +22,14 @@ from gateway import handlers as handlers  # registers their routes
 from gateway import logs, memory
 from gateway.app import make_principal_rules, make_tls, open_broker
 from gateway.broker import Broker
-from gateway.coroutines import Clock, shield_with_timeout, sleep, start
+from gateway.coroutines import shield_with_timeout, sleep, start
 from gateway.housekeeping import Housekeeping
 from gateway.net.connection import Sweep, overdue_connections
+from gateway.net.drain import close_between_requests, wait_until_quiet
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.listeners import ConnectionLimits, Listener, TlsListener
 from gateway.net.proxy_listener import ProxyListener
-from gateway.net.transport import HALF_CLOSE_SECONDS, Port
+from gateway.net.transport import Port
 from gateway.protocol.wire import compiled
 from gateway.security.mechanisms import make_key_download, make_mechanisms
 from gateway.settings.addresses import Endpoint
@@ -72,13 +73,6 @@ RELEASE_SECONDS = 0.5
 #: The share of the drain's time for handing over leadership to other gateways.
 LEAVE_SHARE = 0.5
 
-#: After its shards have moved to other nodes, a gateway answers until no client has sent a request
-#: for the first number of seconds, but no longer than the second. A request that arrives while the
-#: connections are closed is not answered: kafka-python 1.0, which does not notice the end of its
-#: connection, then waits 40 s for the reply. Connections that are idle for the first number of
-#: seconds are closed in one step.
-QUIET_SECONDS, LINGER_SECONDS = HALF_CLOSE_SECONDS, 2.0
-
 #: Seconds between two attempts to open a store that is not ready. The pause doubles from the first
 #: value to the second.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 8.0
@@ -90,28 +84,6 @@ Listeners = list[tuple[Endpoint, Listener, TlsContextFactory | None]]
 
 #: The bound addresses, and the advertised ones by listener.
 BoundListeners = tuple[list[Endpoint], dict[str, tuple[str, int]]]
-
-
-async def wait_until_quiet(
-    connections: Collection[HasActivity], clock: Clock, until: float
-) -> None:
-    """Return when all connections have been inactive for QUIET_SECONDS, or after LINGER_SECONDS.
-
-    `until` is an earlier end of this wait, in seconds of the clock.
-    """
-    end = min(clock.seconds() + LINGER_SECONDS, until)
-    while (now := clock.seconds()) < end:
-        last = max((one.last_active for one in connections), default=now - QUIET_SECONDS)
-        if last + QUIET_SECONDS <= now:
-            return
-        await sleep(clock, min(last + QUIET_SECONDS, end) - now)
-
-
-class HasActivity(Protocol):
-    """`last_active` is when the connection last received or sent data, in seconds of the clock."""
-
-    @property
-    def last_active(self) -> float: ...
 
 
 class StartupError(Exception):
@@ -338,16 +310,20 @@ class GatewayServer:
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         if self._key_download is not None:
             self._key_download.stop()
+        has_left = False
         if self._broker is not None and not self._is_store_lost:
             # Clients find the new leaders while this gateway still answers.
             seconds = self._settings.shutdown_timeout_ms / 1000 * LEAVE_SHARE
             until = self._reactor.seconds() + seconds
             await self._broker.membership.leave(seconds)
-            if self._broker.cluster.has_others:
+            has_left = self._broker.cluster.has_others
+            if has_left:
                 await wait_until_quiet(self._limits.connections, self._reactor, until)
         for port in self._ports:
             await port.stopListening()
         self._limits.abort_without_header()
+        if has_left:
+            await close_between_requests(self._limits.connections, self._reactor, deadline)
         for loop in (self._sweep_loop, self._trim_loop):
             if loop.running:
                 loop.stop()
@@ -357,6 +333,7 @@ class GatewayServer:
             self._broker.interruptible_waits.end()
             self._broker.groups.close()
             await self._drain_connections(deadline)
+            await self._finish_remote_appends(deadline)
             await self._broker.traffic.close(CLOSE_SECONDS)
             await self._broker.audit.close(CLOSE_SECONDS)
             if not self._is_store_lost:
@@ -411,6 +388,15 @@ class GatewayServer:
                     connection.abort()
                 return
             await sleep(self._reactor, min(left, 0.02))
+
+    async def _finish_remote_appends(self, deadline: float) -> None:
+        """Pass on what clients have sent with acks=0."""
+        assert self._broker
+        appends = self._broker.remote_appends
+        if appends is not None:
+            left = max(deadline - self._reactor.seconds(), 0)
+            with suppress(TimeoutError):
+                await shield_with_timeout(self._reactor, left, appends.finish())
 
     def _release_clients(self) -> None:
         """End what keeps clients at this gateway, which is cut off from the cluster.

@@ -82,7 +82,7 @@ MAY_IMPORT = {
     },
     "gateway/topics": {
         "gateway/partitions", "gateway/configs", "gateway/cluster", "gateway/settings", ERRORS,
-        BASICS, "storage",
+        BASICS, "records", "storage",
     },
     "gateway/partitions": {
         "gateway/configs", "gateway/cluster", "gateway/protocol/wire", ERRORS, BASICS, "compat",

@@ -100,6 +100,11 @@ class ClusterView:
         """Whether there are live gateways beside this one."""
         return len(self._addresses) > 1
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this gateway is cut off from the cluster, so that leaders may be out of date."""
+        return self._is_cut_off
+
     def nodes(self, listener: str) -> list[Node]:
         """Every live gateway that has this listener, with its address there, sorted by id.
 

@@ -21,7 +21,7 @@ from gateway.coroutines import PENDING, SharedResult, TaskGroup, TimeSlices, sle
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.current_leader import current_leader, endpoints_of
+from gateway.protocol.current_leader import current_leader, endpoints_of, names_leaders
 from gateway.protocol.errors import (
     ErrorCode,
     KafkaError,
@@ -41,6 +41,7 @@ from gateway.protocol.wire.produce_codec import (
     read_produce,
 )
 from gateway.security.acls import AclOperation, AclResource
+from gateway.topics.remote_appends import RemoteAppendResult, RemotePartition
 from gateway.topics.topic_names import RESERVED_TOPICS
 from records import BatchHeader, RecordsError, RecordsTooLarge, record_keys
 
@@ -99,7 +100,9 @@ AppendOutcomes = list[AppendResult | BaseException]
 ProducedRows = list[tuple[str | bytes, list[PartitionProduced]]]
 
 #: Partition, records, parsed batch and the topic name of the request (empty if none), or the error.
-Prepared: TypeAlias = "tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError"
+Prepared: TypeAlias = (
+    "tuple[Partition | RemotePartition, memoryview, BatchHeader | MessageSet, str] | KafkaError"
+)
 
 
 def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedReply[Any] | None:
@@ -364,16 +367,25 @@ async def _prepare_batch(
                 ErrorCode.INVALID_RECORD, "the request has no records for this partition"
             )
         check_size(len(sent.records), partition)
+        await finish_earlier(partition, caller)
         batch = await _checked_batch(sent, sent.records, caller)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
-        if batch.has_producer and partition.recovery is not None:
+        if isinstance(partition, RemotePartition):
+            if batch.has_producer:
+                await _note_refused(topic, sent, partition.refusal, caller)
+                raise partition.refusal
+        elif batch.has_producer and partition.recovery is not None:
             try:
                 await caller.broker.topics.opener.wait_for_recovery(partition)
             except KafkaError as failure:
                 await _note_refused(topic, sent, failure, caller)
                 raise
-        if batch.has_producer and caller.broker.topics.refused_batches:
+        if (
+            batch.has_producer
+            and caller.broker.topics.refused_batches
+            and isinstance(partition, Partition)
+        ):
             _refuse_overtaking(batch, partition, caller)
         if partition.config.compacts:
             await _check_keys(sent.records, batch, partition, caller, max_record_errors)
@@ -423,11 +435,11 @@ def _refuse_overtaking(batch: BatchHeader, partition: Partition, caller: Caller)
 
 async def open_partition(
     topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
-) -> Partition:
-    """Open a partition.
+) -> Partition | RemotePartition:
+    """Open a partition, or find the gateway that leads it.
 
     The next partitions of the request, from `named`, start opening too, so that they open
-    concurrently.
+    concurrently. Raises KafkaError.
     """
     topics = caller.broker.topics
     internal = topics.find_internal(topic)
@@ -435,7 +447,44 @@ async def open_partition(
         raise reserved_topic_error(internal.name)
     for other in islice(named, MAX_OPENING_PARTITIONS):
         topics.prefetch(*other)
-    return await topics.partition(topic, index)
+    try:
+        return await topics.partition(topic, index)
+    except KafkaError as failure:
+        remote = _remote_partition(topic, index, failure, caller)
+        if remote is None:
+            raise
+        return remote
+
+
+def _remote_partition(
+    topic: str | bytes, index: int, failure: KafkaError, caller: Caller
+) -> RemotePartition | None:
+    """Return the partition if another gateway leads it, and the client may not retry.
+
+    Clients that know the address of the leader from the reply send the records there (KIP-951).
+    """
+    appends, state = caller.broker.remote_appends, caller.broker.topics.get(topic)
+    if (
+        failure.code is not ErrorCode.NOT_LEADER_OR_FOLLOWER
+        or appends is None
+        or state is None
+        or names_leaders(ApiKey.PRODUCE, caller.api_version)
+    ):
+        return None
+    # Without its traceback, which would keep the bytes of the request.
+    refusal = KafkaError(failure.code, failure.message)
+    return appends.find_partition(state, index, _client(caller), refusal)
+
+
+def _client(caller: Caller) -> str:
+    return f"{caller.session.host} {caller.client_id or ''}"
+
+
+async def finish_earlier(partition: Partition | RemotePartition, caller: Caller) -> None:
+    """Wait until another gateway has passed on the earlier records of this client."""
+    appends = caller.broker.remote_appends
+    if appends is not None and isinstance(partition, Partition) and partition.has_remote_clients:
+        await appends.finish_earlier(partition, _client(caller))
 
 
 def reserved_topic_error(topic: str) -> KafkaError:
@@ -453,7 +502,7 @@ def reserved_topic_error(topic: str) -> KafkaError:
 async def _check_keys(
     records: memoryview,
     batch: BatchHeader,
-    partition: Partition,
+    partition: Partition | RemotePartition,
     caller: Caller,
     max_record_errors: int,
 ) -> None:
@@ -495,14 +544,14 @@ def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[in
     return count, indexes
 
 
-def missing_key_message(partition: Partition) -> str:
+def missing_key_message(partition: Partition | RemotePartition) -> str:
     return (
         "Compacted topic cannot accept message without key "
         f"in topic partition {partition.topic}-{partition.index}"
     )
 
 
-def check_size(size: int, partition: Partition) -> None:
+def check_size(size: int, partition: Partition | RemotePartition) -> None:
     limit = partition.config.max_message_bytes
     if size > limit:
         raise KafkaError(
@@ -517,6 +566,8 @@ def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResu
         clear_frames(ready)
         return ready
     partition, records, checked, called = ready
+    if isinstance(partition, Partition) and partition.has_resigned:
+        partition = _resigned(partition, checked, caller) or partition
     try:
         if isinstance(checked, BatchHeader):
             return partition.queue_batch(records, checked, now, called)
@@ -524,6 +575,16 @@ def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResu
     except KafkaError as failure:
         clear_frames(failure)
         return failure
+
+
+def _resigned(
+    partition: Partition, checked: BatchHeader | MessageSet, caller: Caller
+) -> RemotePartition | None:
+    """Find the new leader of a partition that was handed over while the records were checked."""
+    if isinstance(checked, BatchHeader) and checked.has_producer:
+        return None
+    failure = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return _remote_partition(partition.topic, partition.index, failure, caller)
 
 
 async def _append(ready: Prepared, now: int, caller: Caller) -> AppendResult:
@@ -620,10 +681,12 @@ def _row(
     caller: Caller,
 ) -> PartitionProduced:
     if isinstance(outcome, AppendResult) and not isinstance(ready, KafkaError):
-        partition = ready[0]
-        caller.broker.topics.save_if_due(partition)
         return PartitionProduced(
-            index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
+            index,
+            0,
+            outcome.base_offset,
+            outcome.log_append_time,
+            _log_start_offset(ready[0], outcome, caller),
         )
     if isinstance(outcome, KafkaError):
         code = code_for_version(outcome.code, ApiKey.PRODUCE, caller.api_version)
@@ -648,6 +711,18 @@ def _row(
     if isinstance(outcome, BaseException):
         raise outcome
     raise TypeError("rejected records were stored")
+
+
+def _log_start_offset(
+    partition: Partition | RemotePartition, outcome: AppendResult, caller: Caller
+) -> int:
+    if isinstance(outcome, RemoteAppendResult):
+        return outcome.log_start_offset
+    if isinstance(partition, RemotePartition):
+        # Nothing was appended.
+        return -1
+    caller.broker.topics.save_if_due(partition)
+    return partition.log.start_offset
 
 
 def _refuse_all(

@@ -270,6 +270,20 @@ class KafkaConnection(Protocol):
             self._start_closing()
         return self._is_closed
 
+    def drain_between_requests(self, seconds: float) -> bool:
+        """As `Drainable` describes."""
+        if self._is_closing or self._is_closed:
+            return True
+        if not self._dispatch.is_idle:
+            return not self._dispatch.is_producing
+        raw = self._tcp_transport()
+        if self._has_partial_frame or self._clock.seconds() - self.last_active < seconds:
+            return False
+        if raw is not None and (raw.unsent_bytes or raw.has_unread()):
+            return False
+        self.drain()
+        return True
+
     def overdue_reason(self, now: float) -> str | None:
         """Return why this connection must be closed now, None if it may stay open.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from errno import EAGAIN, EINTR, ENOBUFS, EWOULDBLOCK
 from itertools import islice
-from socket import IPPROTO_TCP, SHUT_WR
+from socket import IPPROTO_TCP, MSG_DONTWAIT, MSG_PEEK, SHUT_WR
 from typing import Any, Protocol
 
 from twisted.internet import main, tcp
@@ -106,6 +106,13 @@ class TcpConnection(tcp.Server):
     @property
     def unsent_bytes(self) -> int:
         return self._unsent_bytes
+
+    def has_unread(self) -> bool:
+        """Whether bytes of the peer have arrived and are not read yet."""
+        try:
+            return len(self.socket.recv(1, MSG_PEEK | MSG_DONTWAIT)) > 0
+        except OSError:
+            return False
 
     def doRead(self) -> Any:
         if self._receive is None:

@@ -134,9 +134,10 @@ class Partition:
     __slots__ = (
         "_config",
         "_empty_ranges",
-        "_has_resigned",
+        "_has_remote_clients",
         "_on_fenced",
         "_queued_appends",
+        "has_resigned",
         "in_flight",
         "index",
         "log",
@@ -160,6 +161,7 @@ class Partition:
         self.topic = topic
         self.index = index
         self.log = log
+        self._has_remote_clients = False
         self.config = config
         self.producers = producers
         self._on_fenced = on_fenced
@@ -178,7 +180,8 @@ class Partition:
         # By record format: the last known offset range (first, end) that has no records for
         # consumers of that format.
         self._empty_ranges: dict[int | None, tuple[int, int]] = {}
-        self._has_resigned = False
+        self.has_resigned = False
+        """Whether this gateway has stopped leading the partition (`resign`)."""
 
     @property
     def config(self) -> TopicConfig:
@@ -187,14 +190,28 @@ class Partition:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
-        self.plain_bytes = -1 if config.compacts else config.max_message_bytes
+        self._update_plain_bytes()
+
+    @property
+    def has_remote_clients(self) -> bool:
+        """Whether other gateways have passed on records of clients that may soon send here."""
+        return self._has_remote_clients
+
+    @has_remote_clients.setter
+    def has_remote_clients(self, value: bool) -> None:
+        self._has_remote_clients = value
+        self._update_plain_bytes()
+
+    def _update_plain_bytes(self) -> None:
+        is_plain = not (self._config.compacts or self._has_remote_clients)
+        self.plain_bytes = self._config.max_message_bytes if is_plain else -1
 
     def resign(self) -> None:
         """End the waits for records: this gateway stops leading the partition.
 
         The log's watchers are called. Appends in flight continue; the log is closed after them.
         """
-        self._has_resigned = True
+        self.has_resigned = True
         self.log.status.notify()
 
     @property
@@ -207,7 +224,7 @@ class Partition:
         """Whether the topic was deleted, the store is closing or another gateway leads the
         partition.
         """
-        if self._has_resigned:
+        if self.has_resigned:
             return True
         try:
             self.log.read_resident(self.log.end_offset, 0)

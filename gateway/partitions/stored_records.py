@@ -15,6 +15,7 @@ from gateway import HAS_COMPAT
 if HAS_COMPAT:
     from compat.message_sets import (
         MessageSet,
+        check_message_set,
         cut,
         down_convert_all,
         filter_records,
@@ -40,10 +41,13 @@ else:
     def _unsupported(*_: Any, **__: Any) -> Any:
         raise InvalidRecords("message sets are not supported without the package compat")
 
-    down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = _unsupported
+    check_message_set = down_convert_all = fix_lz4_checksums = has_legacy_lz4 = up_convert = (
+        _unsupported
+    )
 
 __all__ = [
     "MessageSet",
+    "check_message_set",
     "cut",
     "down_convert_all",
     "filter_records",

@@ -18,6 +18,11 @@ from gateway.protocol.wire.leader_fields import CurrentLeader, NodeEndpoint
 _FIRST_VERSION = {ApiKey.PRODUCE: 10, ApiKey.FETCH: 16}
 
 
+def names_leaders(api_key: ApiKey, version: int) -> bool:
+    """Whether replies of this version have the present leaders and their addresses."""
+    return version >= _FIRST_VERSION[api_key]
+
+
 def current_leader(
     api_key: ApiKey, topic: str | bytes, index: int, code: ErrorCode | int, caller: Caller
 ) -> CurrentLeader | None:
@@ -29,7 +34,7 @@ def current_leader(
     is_fenced = code == ErrorCode.FENCED_LEADER_EPOCH and api_key is ApiKey.FETCH
     if code != ErrorCode.NOT_LEADER_OR_FOLLOWER and not is_fenced:
         return None
-    if caller.api_version < _FIRST_VERSION[api_key]:
+    if not names_leaders(api_key, caller.api_version):
         return None
     state = caller.broker.topics.get(topic)
     if state is None:

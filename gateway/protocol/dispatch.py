@@ -180,6 +180,13 @@ class Dispatch:
         return any(request.is_appending for request in self._in_flight)
 
     @property
+    def is_producing(self) -> bool:
+        """Whether a Produce request is queued or unanswered."""
+        return any(request.api_key == ApiKey.PRODUCE for request in self._in_flight) or any(
+            frame.startswith(_PRODUCE) for frame in self._queued_frames
+        )
+
+    @property
     def muted_until(self) -> float:
         """The end of the last throttle time in the clock's seconds."""
         return self._mute.until

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
 
-from gateway.coroutines import SLICE_ROWS, TimeSlices
+from gateway.coroutines import TimeSlices
+from gateway.groups.offsets.group_commits import GroupCommit, commit_group
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.groups.offsets.remote_offsets import FindOffset
 from gateway.protocol.caller import Caller
@@ -44,6 +45,10 @@ _NO_ID = bytes(16)
 #: Limit on offsets per request, which are stored atomically. About as many fit into Kafka's limit
 #: of 1 MiB per batch (message.max.bytes of the offsets topic); the error beyond it is the same.
 MAX_OFFSETS_PER_COMMIT = 10_000
+
+#: Last version of OffsetCommit that is passed on to another coordinator. Clients with a later one
+#: repeat the request.
+LAST_PASSED_ON = 7
 
 #: First version of OffsetFetch with an error code for the group.
 _FIRST_WITH_GROUP_ERROR = 2
@@ -152,39 +157,45 @@ async def _commit_existing(
     if len(existing) > MAX_OFFSETS_PER_COMMIT:
         return dict.fromkeys(existing, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
     broker = caller.broker
-    codes: dict[tuple[str, int], ErrorCode] = {}
+    commit = GroupCommit(
+        request.group_id,
+        request.member_id,
+        request.generation_id_or_member_epoch,
+        request.group_instance_id,
+        caller.api_version,
+        [(name, index, _row(asked, times)) for (name, index), asked in existing.items()],
+    )
+    codes: Sequence[int]
     try:
         await broker.confirm_coordinator(request.group_id)
-        fence = broker.groups.validate_offset_commit(
-            request.group_id,
-            request.member_id,
-            request.generation_id_or_member_epoch,
-            request.group_instance_id,
-            caller.api_version,
-            has_offsets=broker.offsets.has(request.group_id),
-        )
-        rows = {}
-        for (name, index), asked in existing.items():
-            row = _row(asked, times)
-            code = (
-                ErrorCode.NONE
-                if fence is None
-                else fence(broker.topics.require(name).topic.topic_id, index)
-            )
-            if len(row.metadata) > broker.settings.offset_metadata_max_bytes:
-                code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-            codes[name, index] = code
-            if code is ErrorCode.NONE:
-                rows[name, index] = row
-            await slices.take()
-        await broker.offsets.commit(
-            request.group_id,
-            rows,
-            partial(slices.take, SLICE_ROWS) if len(rows) > SLICE_ROWS else None,
+        codes = await commit_group(
+            commit,
+            broker.groups,
+            broker.offsets,
+            broker.topics,
+            broker.settings.offset_metadata_max_bytes,
+            slices,
         )
     except KafkaError as failure:
-        return dict.fromkeys(existing, failure.code)
-    return codes
+        passed = await _pass_on(commit, failure, caller)
+        if passed is None:
+            return dict.fromkeys(existing, failure.code)
+        codes = passed
+    return {key: ErrorCode(code) for key, code in zip(existing, codes, strict=True)}
+
+
+async def _pass_on(
+    commit: GroupCommit, failure: KafkaError, caller: Caller
+) -> Sequence[int] | None:
+    """Commit at another gateway if the group has moved there, see `remote_offsets`."""
+    remote = caller.broker.remote_offsets
+    if (
+        failure.code is not ErrorCode.NOT_COORDINATOR
+        or remote is None
+        or caller.api_version > LAST_PASSED_ON
+    ):
+        return None
+    return await remote.commit(commit)
 
 
 def _row(asked: CommittedPartition, times: CommitTimes) -> CommittedOffset:

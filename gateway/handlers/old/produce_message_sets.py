@@ -17,6 +17,7 @@ from gateway.handlers.produce import (
     Prepared,
     append_records,
     check_size,
+    finish_earlier,
     missing_key_message,
     open_partition,
     reserved_topic_error,
@@ -64,6 +65,7 @@ async def _prepare(
             raise KafkaError(
                 ErrorCode.CORRUPT_MESSAGE, "the request has no records for this partition"
             )
+        await finish_earlier(partition, caller)
         limit = caller.broker.settings.max_decompressed_bytes
         checked = await _validate(sent.records, limit, caller.run)
         check_size(checked.largest, partition)

@@ -512,6 +512,38 @@ def test_drain_sends_pending_replies_and_accepts_no_more_requests(waiting):
     assert connection.transport.disconnecting
 
 
+def test_connection_is_drained_between_two_requests(waiting):
+    listener = FakeListener()
+    connection = listener.connect()
+    receive(connection, PRODUCE)
+    listener.clock.advance(1)
+    assert not connection.drain_between_requests(0.5)
+    waiting.callback(b"stored")
+    listener.clock.advance(0)
+    listener.clock.advance(0.25)
+    assert not connection.drain_between_requests(0.5)
+    listener.clock.advance(0.25)
+    assert connection.drain_between_requests(0.5)
+    assert connection.transport.disconnecting
+    assert connection.drain_between_requests(0.5)
+
+
+def test_connection_with_part_of_a_request_is_not_drained():
+    listener = FakeListener()
+    connection = listener.connect()
+    receive(connection, framed(versions())[:6])
+    listener.clock.advance(1)
+    assert not connection.drain_between_requests(0.5)
+    assert not connection.transport.disconnecting
+
+
+def test_connection_that_waits_for_reads_is_left_to_the_end_of_the_drain(waiting):
+    connection = FakeListener().connect()
+    receive(connection, POLL)
+    assert connection.drain_between_requests(0)
+    assert not connection.transport.disconnecting
+
+
 def test_requests_after_drain_are_not_served():
     connection = FakeListener().connect()
     connection.drain()

@@ -190,6 +190,18 @@ async def test_received_bytes_reach_protocol_in_order(bench):
 
 
 @ensureDeferred
+async def test_bytes_that_were_not_read_yet_are_seen(bench):
+    client, peer = await bench.connect()
+    assert not peer.transport.has_unread()
+    peer.transport.stopReading()
+    client.send(b"request")
+    await until(peer.transport.has_unread)
+    peer.transport.startReading()
+    await until(lambda: peer.got == b"request")
+    assert not peer.transport.has_unread()
+
+
+@ensureDeferred
 async def test_write_larger_than_socket_buffer_arrives_in_order(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     sent = pattern(8 * MIB)

@@ -1,13 +1,15 @@
-"""OffsetFetch 0 and 1 at a gateway that does not coordinate the group."""
+"""OffsetFetch 0 and 1 and OffsetCommit at a gateway that does not coordinate the group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
-from kafka.protocol.consumer.group import OffsetFetchRequest
+from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetFetchRequest
 
+from gateway.app import commit_passed_on
 from gateway.cluster.calls import CallFailed
 from gateway.cluster.view import UNKNOWN
 from gateway.coroutines import SLICE_ROWS
@@ -21,6 +23,7 @@ from gateway.groups.offsets.remote_offsets import (
     RemoteOffsets,
     serve_offsets,
 )
+from gateway.handlers.groups.offset_commit import LAST_PASSED_ON
 from gateway.handlers.old.offset_fetch import COORDINATOR_SECONDS
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended
@@ -48,7 +51,12 @@ class CoordinatorElsewhere(GatewayPair):
         self.remote = RemoteOffsets(self.calls[FOLLOWER], self.view, self.clock)
         object.__setattr__(broker, "remote_offsets", self.remote)
         coordinator = self.controller.broker
-        serve_offsets(self.calls[CONTROLLER], coordinator.confirm_coordinator, coordinator.offsets)
+        serve_offsets(
+            self.calls[CONTROLLER],
+            coordinator.confirm_coordinator,
+            coordinator.offsets,
+            partial(commit_passed_on, coordinator),
+        )
 
     def send(self, version: int, *names: str, partitions: Sequence[int] = (0, 0)) -> MemoryClient:
         topics = [
@@ -60,6 +68,34 @@ class CoordinatorElsewhere(GatewayPair):
         client = self.client()
         client.send(frame_of(OffsetFetchRequest(group_id="g", topics=topics), version))
         return client
+
+    def commit(self, version: int, offset: int = 7, generation: int = -1) -> MemoryClient:
+        """Send OffsetCommit for the partitions 0 and 1; the topic has only the first."""
+        rows = [
+            OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                partition_index=index,
+                committed_offset=offset,
+                committed_leader_epoch=-1,
+                committed_metadata="later",
+                commit_timestamp=-1,
+            )
+            for index in range(2)
+        ]
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="orders", partitions=rows)
+        asked = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=generation,
+            member_id="" if generation < 0 else "m",
+            retention_time_ms=-1,
+            topics=[topic],
+        )
+        client = self.client()
+        client.send(frame_of(asked, version))
+        return client
+
+    def committed(self) -> CommittedOffset | None:
+        found: CommittedOffset | None = self.controller.broker.offsets.get("g", "orders", 0)
+        return found
 
     def _noted(self, message: bytes) -> bytes:
         self.sent.append(message)
@@ -217,3 +253,106 @@ def test_calls_in_progress_are_limited(pair):
     assert asking[-1].result is None
     pair.run(CALLS_SECONDS + 1)
     assert all(one.result is None for one in asking)
+
+
+def codes_of(client: MemoryClient, version: int) -> list[int]:
+    (frame,) = client.receive()
+    (topic,) = decode_response(OffsetCommitRequest(), frame[4:], version).topics
+    return [row.error_code for row in topic.partitions]
+
+
+@pytest.mark.parametrize("version", range(LAST_PASSED_ON + 1))
+def test_commit_is_passed_on_to_the_coordinator(pair, version):
+    client = pair.commit(version)
+    pair.run()
+    assert codes_of(client, version) == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    found = pair.committed()
+    assert (found.offset, found.leader_epoch, found.metadata) == (7, -1, "later")
+
+
+def test_commit_of_a_later_version_is_refused(pair):
+    client = pair.commit(LAST_PASSED_ON + 1)
+    pair.run()
+    (frame,) = client.receive()
+    # The header has a byte for tagged fields.
+    reply = decode_response(OffsetCommitRequest(), frame[5:], LAST_PASSED_ON + 1)
+    assert [one.error_code for one in reply.topics[0].partitions] == [
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert pair.sent == []
+
+
+def test_commit_that_is_passed_on_does_not_lower_an_offset(pair):
+    client = pair.commit(2, offset=4)
+    pair.run()
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.committed().offset == 5
+
+
+def test_commit_that_is_older_than_the_last_one_is_refused(pair):
+    offset = CommittedOffset(6, -1, "", pair.controller.broker.now() + 5_000)
+    ended(pair.controller.broker.offsets.commit("g", {("orders", 0): offset}))
+    client = pair.commit(2, offset=7)
+    pair.run()
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.committed().offset == 6
+
+
+def test_commit_waits_for_another_one_that_is_being_stored(pair):
+    store = pair.controller.store
+    store.hold()
+    newer = CommittedOffset(9, -1, "", pair.controller.broker.now())
+    direct = Started(pair.controller.broker.offsets.commit("g", {("orders", 0): newer}))
+    client = pair.commit(2, offset=7)
+    pair.run(0.5)
+    store.release()
+    pair.run()
+    assert direct.is_done
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.committed().offset == 9
+
+
+def test_error_of_the_coordinator_is_reported(pair):
+    client = pair.commit(2, generation=3)
+    pair.run()
+    assert codes_of(client, 2)[0] == ErrorCode.UNKNOWN_MEMBER_ID
+    assert pair.committed().offset == 5
+
+
+def test_commit_waits_until_the_coordinator_knows_its_role(pair):
+    leadership = pair.controller.broker.leadership
+    leadership.resign(0)
+    client = pair.commit(2)
+    pair.run()
+    assert client.receive() == []
+    leadership.lead(0, 2)
+    pair.run()
+    assert codes_of(client, 2)[0] == 0
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_commit_that_no_coordinator_accepts_is_refused(pair, is_answering):
+    if is_answering:
+        pair.controller.broker.leadership.resign(0)
+    else:
+        pair.inboxes.loses = lambda *_: True
+    client = pair.commit(2)
+    pair.run(CALLS_SECONDS + 1)
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert not pair.remote._calls_in_progress
+
+
+@pytest.mark.parametrize("leader", [UNKNOWN, FOLLOWER])
+def test_commit_is_refused_at_once_without_another_coordinator(pair, leader):
+    pair.view.set_leader(0, leader, 1)
+    client = pair.commit(2)
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.sent == []
+
+
+def test_commit_is_refused_at_once_if_the_gateway_is_cut_off(pair):
+    pair.view.set_cut_off(True)
+    client = pair.commit(2)
+    assert codes_of(client, 2)[0] == ErrorCode.NOT_COORDINATOR
+    assert pair.sent == []
