@@ -49,10 +49,10 @@ T = TypeVar("T")
 #: limits.
 SWEEP_SECONDS = 1.0
 
-#: Most steps of one round of checks, and the least number of connections that are checked in one of
-#: several. Checking ten thousand connections takes about 20 ms, and much longer on a busy machine.
+#: A round has one step per 100 connections, at most 20. Checking ten thousand connections takes
+#: about 20 ms, and much longer on a busy machine.
 SWEEP_STEPS = 20
-SWEEP_LEAST = 100
+SWEEP_ITEMS_PER_STEP = 100
 
 #: Connections that the kernel queues until they are accepted: many clients reconnect at once after
 #: a restart.
@@ -115,7 +115,7 @@ class GatewayServer:
         )
         self._key_download = make_key_download(settings, reactor)
         self._ports: list[Any] = []
-        self._connection_sweep = Sweep(self._limits.connections, SWEEP_STEPS, SWEEP_LEAST)
+        self._connection_sweep = Sweep(self._limits.connections, SWEEP_STEPS, SWEEP_ITEMS_PER_STEP)
         self._sweep_loop = LoopingCall(self._close_overdue)
         self._sweep_loop.clock = reactor
         self._trim_loop = LoopingCall(memory.HeapTrimmer().end_interval)
