@@ -20,6 +20,10 @@ from collections.abc import Callable
 MIN_WAIT_SECONDS = 0.001
 
 
+def acknowledge_nothing() -> None:
+    """The `acknowledge` of a `LongPoll` without a TCP connection."""
+
+
 class LongPoll:
     """The state of one connection.
 
@@ -35,7 +39,7 @@ class LongPoll:
         "on_request",
     )
 
-    def __init__(self, acknowledge: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, acknowledge: Callable[[], None]) -> None:
         #: Acknowledges the received bytes (decision 031). To be called before a Fetch waits.
         self.acknowledge = acknowledge
         #: Requests that arrived and are not yet served, without Fetch requests.

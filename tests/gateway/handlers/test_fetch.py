@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from auth.mechanism import Principal
 from gateway.handlers import fetch as handler
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.long_poll import LongPoll, acknowledge_nothing
 from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
@@ -495,7 +495,7 @@ def test_session_of_another_principal_is_unknown_and_continues(env, epoch):
     consumer = Consumer(env, from_offset(0, 0))
     session = LoginSession(None)
     session.identify(Principal("User", "mallory"))
-    other = replace(env, session=session, long_poll=LongPoll())
+    other = replace(env, session=session, long_poll=LongPoll(acknowledge_nothing))
     answer = start_fetch(other, request(NEW, session=(consumer.id, epoch))).result
     assert list(answer.topics) == []
     if epoch == 1:

@@ -41,8 +41,10 @@ class Handlers:
         self.preparing = {}
         self.answers = {}
         self.on_start = lambda body: None
+        self.long_poll = None
 
     async def other(self, request, caller):
+        self.long_poll = caller.long_poll
         return await self._serve(request, self.answers)
 
     async def produce(self, request, caller):
@@ -175,11 +177,13 @@ def test_waiting_request_is_acknowledged_at_once(client, handlers):
     assert (client.written, client.acknowledgements) == ([], 1)
 
 
-def test_fetch_that_is_not_answered_at_once_is_not_acknowledged(client, handlers):
-    """Its handler does that when it begins to wait for data."""
+def test_fetch_is_acknowledged_by_its_handler(client, handlers):
+    """When it begins to wait for data."""
     handlers.waits(b"f1")
     client.send(plain_frame(TAGGED, 0, b"f1", 1))
     assert (client.written, client.acknowledgements) == ([], 0)
+    handlers.long_poll.acknowledge()
+    assert client.acknowledgements == 1
 
 
 def test_request_answered_at_once_is_not_acknowledged(client):
