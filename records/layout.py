@@ -48,9 +48,7 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
 FIRST_OF_BATCHES = 2 << 3
-"""Position of uncompressed batches in the counts of `tally`; one of another codec is that far
-behind it.
-"""
+"""Index of uncompressed batches in the counts of `tally`; add the codec's number for the others."""
 
 NO_TIMESTAMP = -1
 CREATE_TIME = 0

@@ -151,7 +151,7 @@ class TcpConnection(tcp.Server):
         """
         if not self.connected or self.disconnecting or self._aborting:
             return
-        # A large reply has thousands of buffers, so this has no loop.
+        # Empty buffers are dropped; no Python loop, since a large reply has thousands.
         added = list(filter(len, buffers))
         size = sum(map(len, added))
         self._unsent += added
