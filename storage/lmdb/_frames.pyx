@@ -212,7 +212,7 @@ def read_frames(bytes mark, int64_t at, data, list rows):
         PyBuffer_Release(&view)
         for number in range(intact):
             payloads += slots[number].size
-        are_copied = payloads * 2 < view.len
+        are_copied = payloads * 8 < view.len * 7
         whole = memoryview(data)
         entries = []
         for number in range(intact):

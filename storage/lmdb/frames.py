@@ -275,7 +275,7 @@ def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[En
     """The entries of `rows`, up to the first that is damaged or not where its row says.
 
     `data` is at the position `at` of their segment. Payloads are views of it unless that would keep
-    more than twice their size in memory.
+    more than 8/7 of their size in memory.
     """
     found = []
     for row in rows:
@@ -290,7 +290,7 @@ def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[En
         ):
             break
         found.append(slot)
-    are_copied = sum(slot.size for slot in found) * 2 < len(data)
+    are_copied = sum(slot.size for slot in found) * 8 < len(data) * 7
     whole = memoryview(data)
     entries = []
     for slot in found:

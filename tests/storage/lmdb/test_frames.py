@@ -306,11 +306,19 @@ def test_frames_are_read_up_to_the_first_that_is_not_where_its_row_says() -> Non
     assert entries_in(MARK, 100, data, [row(0, 40)]) == []
 
 
-def test_small_payloads_do_not_keep_what_is_between_them() -> None:
-    """A reader of one partition of many would else hold the other partitions' records, too."""
-    one, many = b"x" * 10, b"x" * 1000
-    assert [
-        type(entries_in(MARK, 100, framed(100, payload), [key_of(slot)])[0].payload)
-        for payload in (one, many)
-        for slot in [Slot(1, 0, 0, -1, -1, 100, len(payload), SEGMENT, 100)]
-    ] == [bytes, memoryview]
+@pytest.mark.parametrize(("gap", "kind"), [(165, memoryview), (166, bytes)])
+def test_payloads_keep_at_most_an_eighth_that_is_not_theirs(gap: int, kind: type) -> None:
+    """A reader of one partition of many would otherwise hold the other partitions' records, too.
+
+    The two payloads have 2,000 bytes, their frames' headers 120.
+    """
+    payload = b"x" * 1000
+    second = 100 + 60 + 1000 + gap
+    data = framed(100, payload) + bytes(gap) + framed(second, payload, base=1)
+    slots = [
+        Slot(1, base, base, -1, -1, 100, 1000, SEGMENT, at) for base, at in [(0, 100), (1, second)]
+    ]
+    rows = [key_of(slot) for slot in slots]
+    for read in (read_frames, entries_in):
+        found = read(MARK, 100, data, rows)
+        assert [(type(entry.payload), entry.payload) for entry in found] == [(kind, payload)] * 2
