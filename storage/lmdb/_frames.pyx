@@ -114,12 +114,12 @@ def encode_append(
         place = put32(put64(put64(place, <uint64_t>running), position), size)
         put32(put64(place, segment), <uint32_t>at)
         rows.append(row)
-        at += FRAME_BYTES + size
+        at += FRAME_BYTES + <uint64_t>size
     return buffers, rows, at, running, position
 
 
 cdef struct Slot:
-    # Of a row, what is needed to read the entry.
+    # The fields of a row needed to read its entry.
     uint64_t log_id
     uint64_t base_offset
     uint64_t last_offset
@@ -130,9 +130,13 @@ cdef struct Slot:
 
 
 cdef bint read_row(bytes row, Slot* slot) except -1:
-    """Whether the row has a place in the journal, which an entry of format 1 has not."""
-    cdef const uint8_t* fields = <const uint8_t*>PyBytes_AS_STRING(row)
-    cdef bint has_place = PyBytes_GET_SIZE(row) == ROW_BYTES
+    """Whether the row has a place in the journal, which an entry of format 1 does not have."""
+    cdef const uint8_t* fields
+    cdef bint has_place
+    if row is None:
+        raise TypeError("a row is not None")
+    fields = <const uint8_t*>PyBytes_AS_STRING(row)
+    has_place = PyBytes_GET_SIZE(row) == ROW_BYTES
     if not has_place and PyBytes_GET_SIZE(row) != INLINE_ROW_BYTES:
         raise ValueError("a row has 64 or 52 bytes")
     slot.log_id, slot.base_offset = get64(fields), get64(fields + 8)
@@ -163,12 +167,13 @@ def take_rows(items, uint64_t log_id, uint64_t end, int64_t max_bytes, Py_ssize_
     return rows
 
 
-def adjacent(list rows, Py_ssize_t first, int64_t largest_gap, int64_t largest_read):
+def adjacent(list rows not None, Py_ssize_t first, int64_t largest_gap, int64_t largest_read):
     cdef Slot slot
     cdef Py_ssize_t number
     cdef uint64_t segment
     cdef int64_t start, end, gap
-    read_row(rows[first], &slot)
+    if not read_row(rows[first], &slot):
+        raise ValueError(f"the row of a frame has {ROW_BYTES} bytes")
     segment, start = slot.segment, slot.at
     end = start + FRAME_BYTES + slot.size
     for number in range(first + 1, len(rows)):
@@ -183,11 +188,11 @@ def adjacent(list rows, Py_ssize_t first, int64_t largest_gap, int64_t largest_r
             or slot.at + <int64_t>slot.size - start > largest_read
         ):
             return number, segment, start, end - start
-        end = slot.at + <int64_t>(FRAME_BYTES + slot.size)
+        end = <int64_t>slot.at + FRAME_BYTES + <int64_t>slot.size
     return len(rows), segment, start, end - start
 
 
-def read_frames(bytes mark, int64_t at, data, list rows):
+def read_frames(bytes mark not None, int64_t at, data, list rows not None):
     cdef Py_buffer view
     cdef Py_ssize_t number, intact = 0, count = len(rows)
     cdef int64_t start, payloads = 0

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from storage.lmdb.layout import SLOT, Row, Slot
+from storage.lmdb.layout import SLOT, Row, Slot, slot_of
 from storage.log import Buffer, Entry
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
@@ -247,20 +247,23 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
 def adjacent(
     rows: list[Row], first: int, largest_gap: int, largest_read: int
 ) -> tuple[int, int, int, int]:
-    """Find the frames behind that of the row `first` that are so close that one read is cheaper.
+    """Find the rows whose frames follow closely enough to be read together with that of
+    `rows[first]`.
 
-    There are at most `largest_gap` bytes between two of them. Returns the index of the first row
-    without these frames, and what is read: segment, position, and length.
+    There are at most `largest_gap` bytes between two of the frames. Returns the index of the first
+    row that is not one of them, and what is read: segment, position, and length.
     """
     row = rows[first]
     assert isinstance(row, bytes)
+    if len(row) != SLOT.size:
+        raise ValueError(f"the row of a frame has {SLOT.size} bytes")
     *_, size, segment, start = SLOT.unpack(row)
     end = start + FRAME.size + size
     for number in range(first + 1, len(rows)):
         row = rows[number]
         if not isinstance(row, bytes):
             return number, segment, start, end - start
-        slot = Slot._make(SLOT.unpack(row))
+        slot = slot_of(row)
         if (
             slot.segment != segment
             or not 0 <= slot.at - end <= largest_gap
@@ -322,8 +325,11 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         if _frames.INTERFACE == _INTERFACE:
             compiled = _frames
 
-append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = getattr(
-    compiled, "encode_append", encode_append
+# The compiled functions, or those above, which are the reference.
+append_frames: Callable[..., tuple[list[Buffer], list[bytes], int, int, int]] = (
+    compiled.encode_append if compiled else encode_append
 )
-find_adjacent: Callable[..., tuple[int, int, int, int]] = getattr(compiled, "adjacent", adjacent)
-entries_in: Callable[..., list[Entry]] = getattr(compiled, "read_frames", read_frames)
+find_adjacent: Callable[..., tuple[int, int, int, int]] = (
+    compiled.adjacent if compiled else adjacent
+)
+entries_in: Callable[..., list[Entry]] = compiled.read_frames if compiled else read_frames

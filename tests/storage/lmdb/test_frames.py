@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
@@ -254,7 +254,16 @@ def test_compiled_function_reads_the_same(case: tuple[bytes, list[bytes]], at: i
     assert [type(entry.payload) for entry in found] == [type(entry.payload) for entry in expected]
 
 
+def row(base: int, at: int, segment: int = SEGMENT, size: int = 10) -> bytes:
+    return key_of(Slot(1, base, base, -1, -1, 100, size, segment, at))
+
+
+ROW_BEHIND_OVERFLOW = [row(0, 100), row(1, 170, size=(1 << 32) - 30), row(2, 250)]
+"""In 32 bits the second frame would end at 200."""
+
+
 @given(stored(), st.integers(0, 300), st.integers(0, 80_000), st.integers(0, 3))
+@example((b"", ROW_BEHIND_OVERFLOW), 300, 1 << 33, 0)
 def test_compiled_function_finds_the_same_adjacent_frames(
     case: tuple[bytes, list[bytes]], largest_gap: int, largest_read: int, inline: int
 ) -> None:
@@ -267,20 +276,23 @@ def test_compiled_function_finds_the_same_adjacent_frames(
             )
 
 
-def test_compiled_functions_refuse_what_is_no_row() -> None:
+def test_compiled_functions_refuse_malformed_rows() -> None:
     compiled = pytest.importorskip("storage.lmdb._frames")
     with pytest.raises(ValueError, match="64 or 52 bytes"):
         compiled.read_frames(MARK, 0, b"", [b"short"])
     with pytest.raises(ValueError, match="a mark has 8 bytes"):
         compiled.read_frames(b"short", 0, b"", [])
     with pytest.raises(ValueError, match="64 or 52 bytes"):
-        compiled.adjacent([b"short"], 0, 0, 0)
-    with pytest.raises(ValueError, match="64 or 52 bytes"):
         compiled.take_rows([(b"short", b"")], 1, 1, 1, 1)
+    with pytest.raises(TypeError):
+        compiled.read_frames(MARK, 0, b"", [None])
 
 
-def row(base: int, at: int, segment: int = SEGMENT) -> bytes:
-    return key_of(Slot(1, base, base, -1, -1, 100, 10, segment, at))
+@pytest.mark.parametrize("malformed", [b"short", row(0, 100, segment=0)])
+def test_first_of_adjacent_rows_must_have_a_place(malformed: bytes) -> None:
+    for find in (adjacent, find_adjacent):
+        with pytest.raises(ValueError, match="bytes"):
+            find([malformed], 0, 0, 0)
 
 
 def test_adjacent_frames_end_at_a_gap_another_segment_and_the_largest_read() -> None:
