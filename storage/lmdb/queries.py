@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from storage.lmdb.frames import compiled
@@ -51,14 +50,17 @@ class LogCursor:
         return (self._cursor.next() and self._is_of_log()) or self._go_to(0)
 
     def iternext(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from the current one on. The cursor is left anywhere."""
+        """Keys and values from the current one on.
+
+        The cursor's position is undefined afterwards.
+        """
         if self._index < 0:
             for key, value in self._cursor.iternext():
                 if SLOT_PREFIX.unpack_from(key)[0] > self._log_id:
                     break
                 yield key, value
-        for key in islice(self._pending, max(self._index, 0), None):
-            yield key, b""
+        for index in range(max(self._index, 0), len(self._pending)):
+            yield self._pending[index], b""
 
     def prev(self) -> bool:
         if self._index > 0:
@@ -185,7 +187,8 @@ def take_rows(
     return rows
 
 
-rows_from: Callable[..., list[Row]] = getattr(compiled, "take_rows", take_rows)
+# The compiled function, or the one above, which is the reference.
+rows_from: Callable[..., list[Row]] = compiled.take_rows if compiled else take_rows
 
 
 def _inline_entry(slot: Slot, payload: bytes) -> Entry:
