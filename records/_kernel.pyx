@@ -19,7 +19,7 @@ from records.errors import Fault, error_of
 from records.layout import Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -102,6 +102,9 @@ cdef enum:
     CRC_FROM = 16
     MAGIC_AT = 16
     ATTRIBUTES_AT = 17
+    BATCH_ATTRIBUTES_AT = 22
+    BATCH_COUNT_AT = 57
+    CODECS = 8
     TIMESTAMP_AT = 18
     SMALLEST_V0 = 14
     SMALLEST_V1 = 22
@@ -153,6 +156,28 @@ cdef object converted(int fault, PyObject *content, Summary *found):
     return Converted(
         result, found.count, found.first_offset, found.last_offset, found.max_timestamp
     )
+
+
+def tally(payloads):
+    cdef Py_buffer view
+    cdef const uint8_t *data
+    cdef int64_t counts[3 * CODECS]
+    cdef int64_t records = 0, size = 0
+    cdef int number
+    for number in range(3 * CODECS):
+        counts[number] = 0
+    for payload in payloads:
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        data = <const uint8_t *>view.buf
+        size += view.len
+        if view.len >= LOG_OVERHEAD + SMALLEST_V0:
+            if data[MAGIC_AT] == 2 and view.len >= BATCH_OVERHEAD:
+                counts[2 * CODECS | data[BATCH_ATTRIBUTES_AT] & CODEC_MASK] += 1
+                records += <int32_t>get32(data + BATCH_COUNT_AT)
+            elif data[MAGIC_AT] < 2:
+                counts[data[MAGIC_AT] * CODECS | data[ATTRIBUTES_AT] & CODEC_MASK] += 1
+        PyBuffer_Release(&view)
+    return [counts[number] for number in range(3 * CODECS)], records, size
 
 
 def scan(messages, int magic, bint is_inner):

@@ -6,9 +6,11 @@ Both implementations have the same functions, results and faults, in the same or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 
 from isal.isal_zlib import crc32
 
+from records.batch import BATCH_ATTRIBUTES_AT, HEADER_BYTES
 from records.errors import Fault, error_of
 from records.iteration import iterate_messages, iterate_records
 from records.layout import (
@@ -18,9 +20,11 @@ from records.layout import (
     CRC,
     CRC_AT,
     CRC_FROM,
+    FIRST_OF_BATCHES,
     KEY_AT,
     LENGTH,
     LOG_OVERHEAD,
+    MAGIC_AT,
     MAX_INT64,
     MESSAGE_HEADER,
     MIN_INT64,
@@ -33,8 +37,33 @@ from records.layout import (
     Scan,
 )  # fmt: skip
 
+#: Low byte of a batch's attributes and its record count, from the attributes on.
+_ATTRIBUTES_COUNT = Struct(">B34xi")
+
 _NULL = LENGTH.pack(-1)
 _MAX_DELTA = (1 << 31) - 1
+
+
+def tally(payloads: Sequence[Buffer]) -> tuple[list[int], int, int]:
+    """Count batches and message sets by `magic << 3 | codec`, the batches' records, and bytes.
+
+    The first message of a set counts for all. What is malformed counts as bytes only.
+    """
+    counts = [0] * (FIRST_OF_BATCHES + CODEC_MASK + 1)
+    records = size = 0
+    for payload in payloads:
+        length = len(payload)
+        size += length
+        if length < LOG_OVERHEAD + SMALLEST[0]:
+            continue
+        magic = payload[MAGIC_AT]
+        if magic == 2 and length >= HEADER_BYTES:
+            attributes, count = _ATTRIBUTES_COUNT.unpack_from(payload, BATCH_ATTRIBUTES_AT)
+            counts[FIRST_OF_BATCHES | attributes & CODEC_MASK] += 1
+            records += count
+        elif magic < 2:
+            counts[magic << 3 | payload[ATTRIBUTES_AT] & CODEC_MASK] += 1
+    return counts, records, size
 
 
 def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:

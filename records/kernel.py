@@ -18,9 +18,10 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-_INTERFACE = 2
+_INTERFACE = 3
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
+tally = _pure.tally
 scan = _pure.scan
 plain_run = _pure.plain_run
 cut = _pure.cut
@@ -75,6 +76,7 @@ else:
             lz4 = find_lz4_functions()
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
+            tally = _kernel.tally
             scan = _kernel.scan
             plain_run = _kernel.plain_run
             cut = _kernel.cut

@@ -47,6 +47,9 @@ APPEND_TIME_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
+FIRST_OF_BATCHES = 2 << 3
+"""Index of uncompressed batches in the counts of `tally`; add the codec's number for the others."""
+
 NO_TIMESTAMP = -1
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1

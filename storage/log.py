@@ -106,7 +106,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     `base_offset` and `last_offset` are its first and last offset (gaps inside are allowed).
     `max_timestamp` is the greatest record timestamp in milliseconds, -1 if there is none. `payload`
-    is contiguous and never changes; entries returned by a store are copies.
+    is contiguous and never changes. Payloads that a store returns may be views of one buffer, which
+    is at most 1/7 larger than all of them and kept as long as one of them.
     """
 
     base_offset: int

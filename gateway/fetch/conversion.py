@@ -163,8 +163,11 @@ class Converter:
                     own_job.fail,
                 )
             try:
+                awaited, found = None, dict[CacheKey, Buffer | KafkaError]()
                 for index, key, job in pending:
-                    converted = (await job).get(key)
+                    if job is not awaited:
+                        awaited, found = job, await job
+                    converted = found.get(key)
                     if converted is None:
                         del results[index:]
                         break
@@ -201,7 +204,7 @@ class Converter:
         for entry in entries:
             payload = entry.payload
             stored = peek_magic(payload)
-            if is_readable(payload, magic):
+            if stored <= magic if magic < V2_WITHOUT_ZSTD else is_readable(payload, magic):
                 results.append(payload)
                 continue
             if magic < 2 and stored == 2 and _attributes(payload) & CONTROL_BIT:

@@ -31,8 +31,8 @@ from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
-from records import RecordsError, peek_magic
-from records.layout import MAGIC_AT
+from records import Codec, RecordsError, kernel, peek_magic
+from records.layout import FIRST_OF_BATCHES, MAGIC_AT
 from storage.log import Buffer, Entry
 
 #: Consumers of older versions may not support zstd (KIP-110).
@@ -245,6 +245,19 @@ class FetchReader:
         record.
         """
         records: list[Buffer] = []
+        converted: list[Entry] = []
+        if self._magic in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and entries:
+            # The common case: whole batches that the consumer can read.
+            records = [entry.payload for entry in entries]
+            counts, _, size = kernel.tally(records)
+            if (
+                sum(counts[FIRST_OF_BATCHES:]) == len(records)
+                and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
+                and offset <= entries[0].base_offset
+                and size <= limit
+            ):
+                return records, entries[-1].last_offset + 1
+            records = []
         for entry, payload in zip(
             entries, await self._convert(cached, partition, entries), strict=False
         ):
@@ -260,26 +273,25 @@ class FetchReader:
                 piece = _cut(rest, offset, limit)
                 if len(piece) <= limit or (at_least_one and not records):
                     records.append(piece)
-                    self._record_conversion(cached, entry, payload)
+                    if payload is not entry.payload:
+                        converted.append(entry)
                 break
             if len(rest):
                 records.append(rest)
                 limit -= len(rest)
-                self._record_conversion(cached, entry, payload)
+                if payload is not entry.payload:
+                    converted.append(entry)
             offset = entry.last_offset + 1
-        return records, offset
-
-    def _record_conversion(self, cached: CachedPartition, entry: Entry, payload: Buffer) -> None:
-        stored = entry.payload
-        if payload is not stored:
-            count = entry.last_offset - entry.base_offset + 1
+        if converted:
             self._caller.traffic.converted(
                 ApiKey.FETCH,
                 self._request.version,
                 cached.key[0],
-                records=count,
-                size=len(stored),
+                batches=len(converted),
+                records=sum(entry.last_offset - entry.base_offset + 1 for entry in converted),
+                size=sum(len(entry.payload) for entry in converted),
             )
+        return records, offset
 
     async def _convert(
         self, cached: CachedPartition, partition: Partition, entries: list[Entry]
@@ -296,7 +308,6 @@ class FetchReader:
             and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
             for entry in entries
         ):
-            # The common case.
             return [entry.payload for entry in entries]
         source = SourcePartition(partition.topic, cached.topic_id, partition.index)
         convertible = entries

@@ -201,6 +201,7 @@ async def _wait_for_data(
         return
     current.on_change = look
     long_poll.on_request = wake.wake_up
+    long_poll.acknowledge()
     try:
         # max_wait_ms has no upper limit, as in Kafka. A waiting request costs one timer and delays
         # only Fetch requests behind it on the same connection. It ends when the connection closes

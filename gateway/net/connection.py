@@ -456,21 +456,34 @@ class Sweep(Generic[T]):
     """Visits all of `items` in about `steps` steps a round. `items` may change meanwhile.
 
     Checking thousands of connections in one step would block the reactor for tens of milliseconds.
+    A round has one step per `items_per_step` items, at most `steps`: a step costs as much as ten
+    checks.
     """
 
-    __slots__ = ("_items", "_left", "_steps")
+    __slots__ = ("_items", "_items_per_step", "_left", "_most_steps", "_round_items")
 
-    def __init__(self, items: Collection[T], steps: int) -> None:
+    def __init__(self, items: Collection[T], steps: int, items_per_step: int = 1) -> None:
         self._items = items
-        self._steps = steps
+        self._most_steps = steps
+        self._items_per_step = items_per_step
         self._left: list[T] = []
+        self._round_items = 0
+        """Items at the start of the round."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of a round with the present items."""
+        return max(min(self._most_steps, -(-len(self._items) // self._items_per_step)), 1)
 
     def step(self) -> list[T]:
         """Return the next items.
 
         Items added during a round are visited in the next round; removed ones are skipped.
         """
-        self._left = self._left or list(self._items)
-        size = -(-len(self._items) // self._steps) or len(self._left)
+        if not self._left:
+            self._left = list(self._items)
+            self._round_items = len(self._left)
+        # If most of the items were removed, the rest of the round must not take longer for it.
+        size = -(-max(len(self._items), self._round_items) // self.steps)
         taken, self._left = self._left[:size], self._left[size:]
         return [one for one in taken if one in self._items]

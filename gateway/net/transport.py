@@ -90,7 +90,7 @@ class TcpConnection(tcp.Server):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[Buffer] = deque()
         self._unsent_bytes = 0
         #: Time of the last send in the reactor's seconds, used to detect peers that do not read.
         self.last_sent = self.reactor.seconds()
@@ -167,11 +167,12 @@ class TcpConnection(tcp.Server):
             self.last_sent = self.reactor.seconds()
             if sent == sum(map(len, buffers)):
                 return
-        for buffer in buffers:
-            if len(buffer):
-                self._unsent.append(memoryview(buffer))
-                self._unsent_bytes += len(buffer)
-                self.server.outgoing.unsent += len(buffer)
+        # Empty buffers are dropped; no Python loop, since a large reply has thousands.
+        added = list(filter(len, buffers))
+        size = sum(map(len, added))
+        self._unsent += added
+        self._unsent_bytes += size
+        self.server.outgoing.unsent += size
         self._remove_sent(sent)
         if self._unsent and not self._is_in_flush_queue and not self._is_waiting_to_write:
             if self._receive is not None:
@@ -226,10 +227,13 @@ class TcpConnection(tcp.Server):
         """
         self._unsent_bytes -= sent
         self.server.outgoing.unsent -= sent
+        if not self._unsent_bytes:
+            self._unsent.clear()
+            return False
         while sent:
             first = self._unsent[0]
             if len(first) > sent:
-                self._unsent[0] = first[sent:]
+                self._unsent[0] = memoryview(first)[sent:]
                 return True
             sent -= len(first)
             self._unsent.popleft()

@@ -173,7 +173,8 @@ class Cleaner:
             )
             if left is None:
                 return _emptied_batch(entry) if _is_last_of_producer(entry, last_batches) else None
-            if left == payload:
+            # Of bytes, since a memoryview is compared element by element.
+            if left == bytes(payload):
                 return entry
             newest_left = newest_timestamp(left)
         except RecordsError as failure:

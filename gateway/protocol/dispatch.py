@@ -103,7 +103,7 @@ class Dispatch:
         self._listener = listener
         self._traffic = traffic
         self._queued_frames: deque[bytearray] = deque()
-        self._long_poll = LongPoll()
+        self._long_poll = LongPoll(transport.acknowledge)
         self._in_flight: deque[InFlightRequest] = deque()
         self._unanswered = 0
         self._ready_bytes = 0
@@ -312,7 +312,8 @@ class Dispatch:
         if request.cancel is not None and request.api_key != ApiKey.PRODUCE:
             self._is_waiting_reported = True
             self._flow.set_waiting(request.size)
-            self._transport.acknowledge()
+            if request.api_key != ApiKey.FETCH:
+                self._transport.acknowledge()
 
     def _start_alone(self, frame: bytearray, served: ServedHeader) -> bool:
         """As `_advance` for one request that is served like the last one, without the queue.

@@ -29,7 +29,7 @@ from gateway.cluster.forwarding import (
 )
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
-from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.long_poll import LongPoll, acknowledge_nothing
 from gateway.protocol.routes import ROUTES, EncodedReply, Route
 from gateway.protocol.session import LoginSession
 from gateway.protocol.tenant_messages import reply_to_client, request_from_client
@@ -158,7 +158,7 @@ def _caller(broker: Broker, asked: ForwardedRequest, header: RequestHeader) -> C
         asked.listener,
         header.api_version,
         header.client_id,
-        LongPoll(),
+        LongPoll(acknowledge_nothing),
         NULL_RECORDER,
         header.api_key,
         asked_node=asked.node_id,

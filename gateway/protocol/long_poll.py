@@ -20,15 +20,28 @@ from collections.abc import Callable
 MIN_WAIT_SECONDS = 0.001
 
 
+def acknowledge_nothing() -> None:
+    """The `acknowledge` of a `LongPoll` without a TCP connection."""
+
+
 class LongPoll:
     """The state of one connection.
 
     A waiting Fetch sets `on_request`, which is called when another request arrives behind it.
     """
 
-    __slots__ = ("_has_partial_request", "_limit", "_overlaps", "_requests_behind", "on_request")
+    __slots__ = (
+        "_has_partial_request",
+        "_limit",
+        "_overlaps",
+        "_requests_behind",
+        "acknowledge",
+        "on_request",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, acknowledge: Callable[[], None]) -> None:
+        #: Acknowledges the received bytes (decision 031). To be called before a Fetch waits.
+        self.acknowledge = acknowledge
         #: Requests that arrived and are not yet served, without Fetch requests.
         self._requests_behind = 0
         self._has_partial_request = False

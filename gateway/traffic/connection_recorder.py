@@ -193,10 +193,17 @@ class ConnectionRecorder(Recorder):
         self._counters.count_fetched(request, response)
 
     def converted(
-        self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
+        self,
+        api_key: int,
+        version: int,
+        topic: str | bytes,
+        *,
+        batches: int,
+        records: int,
+        size: int,
     ) -> None:
         usage = self._counters[api_key, version, topic, None]
-        usage.conversions += 1
+        usage.conversions += batches
         usage.converted_records += records
         usage.converted_bytes += size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import Any
 
 from gateway.protocol.errors import ErrorCode
@@ -11,17 +10,12 @@ from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.produce_codec import ProduceRequest
 from gateway.traffic.traffic_rows import bounded_text
 from gateway.traffic.usage import UsageCounters
-from records import HEADER_BYTES
-from records.batch import BATCH_ATTRIBUTES_AT
+from records import kernel
 from records.layout import ATTRIBUTES_AT, CODEC_MASK, MAGIC_AT
 from storage.log import Buffer
 
 #: First Produce version with record batches; earlier ones have message sets of format 0 or 1.
 _FIRST_WITH_BATCHES = 3
-#: Size of a format 0 message without key and value.
-_MIN_MESSAGE_BYTES = 26
-#: Low byte of a batch's attributes and its record count, from the attributes on.
-_ATTRIBUTES_COUNT = Struct(">B34xi")
 
 #: API keys and versions of a connection that do not count towards the limits: clients use about 30.
 #: ApiVersions alone can be sent in 32,768 versions.
@@ -163,25 +157,11 @@ class Counters(dict[CounterKey, UsageCounters]):
 
 
 def _count_batches(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
-    """Count batches and their records.
-
-    A response can have thousands, so calls are avoided. Malformed batches are served as stored and
-    counted as bytes only.
-    """
-    counts = usage.batches
-    size = records = 0
-    for batch in batches:
-        length = len(batch)
-        size += length
-        if length < _MIN_MESSAGE_BYTES:
-            continue
-        magic = batch[MAGIC_AT]
-        if magic == 2 and length >= HEADER_BYTES:
-            attributes, count = _ATTRIBUTES_COUNT.unpack_from(batch, BATCH_ATTRIBUTES_AT)
-            counts[16 | attributes & CODEC_MASK] += 1
-            records += count
-        elif magic < 2:
-            counts[magic << 3 | batch[ATTRIBUTES_AT] & CODEC_MASK] += 1
+    """Count batches and their records. A response can have thousands."""
+    counts, records, size = kernel.tally(batches)
+    for kind, count in enumerate(counts):
+        if count:
+            usage.batches[kind] += count
     usage.bytes_out += size
     usage.records += records
 

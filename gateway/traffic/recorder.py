@@ -101,9 +101,16 @@ class Recorder:
         """Records of a Fetch response are sent."""
 
     def converted(
-        self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
+        self,
+        api_key: int,
+        version: int,
+        topic: str | bytes,
+        *,
+        batches: int,
+        records: int,
+        size: int,
     ) -> None:
-        """A batch or message set was converted for this client, now or from the cache.
+        """Batches or message sets were converted for this client, now or from the cache.
 
         `size` is the number of bytes stored or sent.
         """

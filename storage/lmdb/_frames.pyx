@@ -1,10 +1,13 @@
 # cython: language_level=3
-"""Frames and rows of an append, compiled: `frames.py` has the reference, with the same results."""
+"""Frames and rows, compiled, with the results of the reference in `frames.py` and `queries.py`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
+
+from storage.log import Entry
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -17,7 +20,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 cdef enum:
     MARK_BYTES = 8
@@ -26,6 +29,7 @@ cdef enum:
     FIELD_BYTES = 48
     FRAME_BYTES = 60
     ROW_BYTES = 64
+    INLINE_ROW_BYTES = 52
     IS_LAST = 1
     # The checksum of a payload of at least this size is computed without the GIL.
     LARGE_BYTES = 65536
@@ -38,6 +42,14 @@ cdef inline uint8_t* put32(uint8_t* at, uint32_t value) noexcept nogil:
 
 cdef inline uint8_t* put64(uint8_t* at, uint64_t value) noexcept nogil:
     return put32(put32(at, <uint32_t>(value >> 32)), <uint32_t>value)
+
+
+cdef inline uint32_t get32(const uint8_t* at) noexcept nogil:
+    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
+
+
+cdef inline uint64_t get64(const uint8_t* at) noexcept nogil:
+    return <uint64_t>get32(at) << 32 | get32(at + 4)
 
 
 cdef uint32_t checksum(payload, uint32_t* size) except? 0:
@@ -112,7 +124,7 @@ cdef class Frames:
             place = put32(put64(put64(place, <uint64_t>running[0]), position[0]), size)
             put32(put64(place, self.segment), <uint32_t>self.at)
             rows.append(row)
-            self.at += FRAME_BYTES + size
+            self.at += <uint64_t>FRAME_BYTES + size
         return rows
 
 
@@ -164,3 +176,160 @@ def encode_appends(
             refusal = error.with_traceback(None)
         outcomes.append((append, None, refusal))
     return frames.at, outcomes
+
+
+cdef struct Slot:
+    # The fields of a row needed to read its entry.
+    uint64_t log_id
+    uint64_t base_offset
+    uint64_t last_offset
+    int64_t timestamp
+    uint32_t size
+    uint64_t segment
+    uint32_t at
+
+
+cdef bint read_row(bytes row, Slot* slot) except -1:
+    """Whether the row has a place in the journal, which an entry of format 1 does not have."""
+    cdef const uint8_t* fields
+    cdef bint has_place
+    if row is None:
+        raise TypeError("a row is not None")
+    fields = <const uint8_t*>PyBytes_AS_STRING(row)
+    has_place = PyBytes_GET_SIZE(row) == ROW_BYTES
+    if not has_place and PyBytes_GET_SIZE(row) != INLINE_ROW_BYTES:
+        raise ValueError("a row has 64 or 52 bytes")
+    slot.log_id, slot.base_offset = get64(fields), get64(fields + 8)
+    slot.last_offset, slot.timestamp = get64(fields + 16), <int64_t>get64(fields + 24)
+    slot.size = get32(fields + 48)
+    slot.segment, slot.at = 0, 0
+    if has_place:
+        slot.segment, slot.at = get64(fields + 52), get32(fields + 60)
+    return has_place
+
+
+def take_rows(items, uint64_t log_id, uint64_t end, int64_t max_bytes, Py_ssize_t most):
+    cdef Slot slot
+    cdef bint has_place
+    cdef bytes row
+    rows = []
+    for row, value in items:
+        has_place = read_row(row, &slot)
+        if slot.log_id != log_id or slot.base_offset >= end:
+            break
+        max_bytes -= slot.size
+        if (rows and max_bytes < 0) or <Py_ssize_t>len(rows) >= most:
+            break
+        if has_place:
+            rows.append(row)
+        else:
+            rows.append(Entry(slot.base_offset, slot.last_offset, slot.timestamp, value))
+    return rows
+
+
+def adjacent(list rows not None, Py_ssize_t first, int64_t largest_gap, int64_t largest_read):
+    cdef Slot slot
+    cdef Py_ssize_t number
+    cdef uint64_t segment
+    cdef int64_t start, end, gap
+    if not read_row(rows[first], &slot):
+        raise ValueError(f"the row of a frame has {ROW_BYTES} bytes")
+    segment, start = slot.segment, slot.at
+    end = start + FRAME_BYTES + slot.size
+    for number in range(first + 1, len(rows)):
+        row = rows[number]
+        if type(row) is not bytes:
+            return number, segment, start, end - start
+        read_row(row, &slot)
+        gap = <int64_t>slot.at - end
+        if (
+            slot.segment != segment
+            or not 0 <= gap <= largest_gap
+            or slot.at + <int64_t>slot.size - start > largest_read
+        ):
+            return number, segment, start, end - start
+        end = <int64_t>slot.at + FRAME_BYTES + <int64_t>slot.size
+    return len(rows), segment, start, end - start
+
+
+def read_frames(bytes mark not None, int64_t at, data, list rows not None):
+    cdef Py_buffer view
+    cdef Py_ssize_t number, intact = 0, count = len(rows)
+    cdef int64_t start, payloads = 0
+    cdef const uint8_t* expected = <const uint8_t*>PyBytes_AS_STRING(mark)
+    cdef Slot* slots
+    if PyBytes_GET_SIZE(mark) != MARK_BYTES:
+        raise ValueError("a mark has 8 bytes")
+    slots = <Slot*>PyMem_Malloc(count * sizeof(Slot))
+    if slots == NULL:
+        raise MemoryError
+    try:
+        for number in range(count):
+            read_row(rows[number], slots + number)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        if view.len < LARGE_BYTES:
+            intact = count_intact(expected, at, <const uint8_t*>view.buf, view.len, slots, count)
+        else:
+            with nogil:
+                intact = count_intact(
+                    expected, at, <const uint8_t*>view.buf, view.len, slots, count
+                )
+        PyBuffer_Release(&view)
+        for number in range(intact):
+            payloads += slots[number].size
+        are_copied = payloads * 8 < view.len * 7
+        whole = memoryview(data)
+        entries = []
+        for number in range(intact):
+            start = slots[number].at - at + FRAME_BYTES
+            payload = whole[start : start + slots[number].size]
+            entries.append(
+                Entry(
+                    slots[number].base_offset,
+                    slots[number].last_offset,
+                    slots[number].timestamp,
+                    bytes(payload) if are_copied else payload,
+                )
+            )
+        return entries
+    finally:
+        PyMem_Free(slots)
+
+
+cdef Py_ssize_t count_intact(
+    const uint8_t* mark,
+    int64_t at,
+    const uint8_t* data,
+    Py_ssize_t size,
+    const Slot* slots,
+    Py_ssize_t count,
+) noexcept nogil:
+    cdef Py_ssize_t number
+    cdef int64_t start
+    for number in range(count):
+        start = slots[number].at - at
+        if start < 0 or start > size - FRAME_BYTES:
+            return number
+        if not is_intact(mark, data + start, size - start - FRAME_BYTES, slots + number):
+            return number
+    return count
+
+
+cdef bint is_intact(
+    const uint8_t* mark, const uint8_t* frame, int64_t left, const Slot* slot
+) noexcept nogil:
+    """Whether the frame of `slot`, which `left` bytes follow, and its payload are undamaged."""
+    cdef uint8_t fields[PLACE_BYTES + FIELD_BYTES]
+    put32(put64(fields, slot.segment), slot.at)
+    memcpy(fields + PLACE_BYTES, frame + START_BYTES, FIELD_BYTES)
+    if memcmp(frame, mark, MARK_BYTES) != 0:
+        return False
+    if get32(frame + MARK_BYTES) != kopgate_crc32(fields, PLACE_BYTES + FIELD_BYTES):
+        return False
+    if get32(frame + 16) != slot.size or get64(frame + 28) != slot.log_id:
+        return False
+    if get64(frame + 36) != slot.base_offset or get64(frame + 44) != slot.last_offset:
+        return False
+    return slot.size <= left and get32(frame + 12) == kopgate_crc32(
+        frame + FRAME_BYTES, slot.size
+    )

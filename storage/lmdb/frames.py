@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
 
-from storage.lmdb.layout import SLOT
+from storage.lmdb.layout import SLOT, Row, Slot, slot_of
 from storage.log import Buffer, Entry, StorageError, StorageFailed
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
@@ -311,11 +311,77 @@ def search(mark: bytes, segment: int, data: Buffer, position: int) -> Iterator[F
             position = found.end if found.is_intact else position + 1
 
 
-append_frames: Callable[..., tuple[int, list[tuple[Any, None, Exception | None]]]] = encode_appends
-"""The compiled `encode_appends`, or the one above if that is not available."""
+def adjacent(
+    rows: list[Row], first: int, largest_gap: int, largest_read: int
+) -> tuple[int, int, int, int]:
+    """Find the rows whose frames follow closely enough to be read together with that of
+    `rows[first]`.
 
-_INTERFACE = 2
-"""Expected INTERFACE of the compiled module; incremented when a function changes."""
+    There are at most `largest_gap` bytes between two of the frames. Returns the index of the first
+    row that is not one of them, and what is read: segment, position, and length.
+    """
+    row = rows[first]
+    assert isinstance(row, bytes)
+    if len(row) != SLOT.size:
+        raise ValueError(f"the row of a frame has {SLOT.size} bytes")
+    *_, size, segment, start = SLOT.unpack(row)
+    end = start + FRAME.size + size
+    for number in range(first + 1, len(rows)):
+        row = rows[number]
+        if not isinstance(row, bytes):
+            return number, segment, start, end - start
+        slot = slot_of(row)
+        if (
+            slot.segment != segment
+            or not 0 <= slot.at - end <= largest_gap
+            or slot.at + slot.size - start > largest_read
+        ):
+            return number, segment, start, end - start
+        end = slot.at + FRAME.size + slot.size
+    return len(rows), segment, start, end - start
+
+
+def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[Entry]:
+    """The entries of `rows`, up to the first that is damaged or not where its row says.
+
+    `data` is at the position `at` of their segment. Payloads are views of it unless that would keep
+    more than 8/7 of their size in memory.
+    """
+    found = []
+    for row in rows:
+        slot = Slot._make(SLOT.unpack(row))
+        start = slot.at - at
+        frame = decode_frame(mark, slot.segment, slot.at, data, start) if start >= 0 else None
+        if (
+            frame is None
+            or (frame.log_id, frame.base_offset, frame.last_offset, frame.size)
+            != (slot.log_id, slot.base_offset, slot.last_offset, slot.size)
+            or not has_payload(frame, data, start)
+        ):
+            break
+        found.append(slot)
+    are_copied = sum(slot.size for slot in found) * 8 < len(data) * 7
+    whole = memoryview(data)
+    entries = []
+    for slot in found:
+        start = slot.at - at + FRAME.size
+        payload = whole[start : start + slot.size]
+        entries.append(
+            Entry(
+                slot.base_offset,
+                slot.last_offset,
+                slot.timestamp,
+                bytes(payload) if are_copied else payload,
+            )
+        )
+    return entries
+
+
+_INTERFACE = 3
+"""Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
+
+compiled: Any = None
+"""The module with the same functions compiled, if it is available."""
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
@@ -324,4 +390,13 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if _frames.INTERFACE == _INTERFACE:
-            append_frames = _frames.encode_appends
+            compiled = _frames
+
+# The compiled functions, or those above, which are the reference.
+append_frames: Callable[..., tuple[int, list[tuple[Any, None, Exception | None]]]] = (
+    compiled.encode_appends if compiled else encode_appends
+)
+find_adjacent: Callable[..., tuple[int, int, int, int]] = (
+    compiled.adjacent if compiled else adjacent
+)
+entries_in: Callable[..., list[Entry]] = compiled.read_frames if compiled else read_frames

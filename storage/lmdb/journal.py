@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from isal.isal_zlib import crc32
 
@@ -37,13 +37,13 @@ from storage.lmdb.frames import (
     Frame,
     SegmentHeader,
     append_frames,
-    decode_frame,
     decode_segment_header,
     encode_frame,
     encode_segment_header,
-    has_payload,
+    entries_in,
+    find_adjacent,
 )
-from storage.lmdb.layout import Place, Row, Slot
+from storage.lmdb.layout import Place, Row, Slot, slot_of
 from storage.lmdb.settings import LmdbSettings
 from storage.log import Buffer, Entry, StorageFailed
 
@@ -567,7 +567,7 @@ class Unreadable(Exception):
         self.before = before
 
 
-def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
+def read_entries(journal: Journal, rows: list[Row]) -> list[Entry]:
     """The entries of `rows`; checks that each is the one that its row means, and is undamaged.
 
     Returns fewer, but at least one, if more than `MOST_BYTES_READ` would have to be read. Blocks.
@@ -575,22 +575,25 @@ def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
     """
     entries: list[Entry] = []
     left = MOST_BYTES_READ
-    for part in _adjacent(rows):
-        first, inline = part[0]
-        if inline is not None:
-            entries.append(_entry(first, inline))
+    position = 0
+    while position < len(rows):
+        first = rows[position]
+        if isinstance(first, Entry):
+            entries.append(first)
+            position += 1
             continue
-        last = part[-1][0]
-        length = last.at + FRAME.size + last.size - first.at
+        end, segment, at, length = find_adjacent(rows, position, LARGEST_GAP, LARGEST_READ)
         left -= length
         if entries and left < 0:
             break
+        part = cast(list[bytes], rows[position:end])
+        position = end
         try:
-            data = journal.read(first.segment, first.at, length)
+            data = journal.read(segment, at, length)
         except OSError as error:
             if error.errno not in MEDIUM_ERRORS:
                 raise StorageFailed(
-                    f"cannot read segment {first.segment} of the journal in {journal.directory}: "
+                    f"cannot read segment {segment} of the journal in {journal.directory}: "
                     f"{error.strerror or error}"
                 ) from error
             if len(part) > 1:
@@ -601,44 +604,12 @@ def read_entries(journal: Journal, rows: Sequence[Row]) -> list[Entry]:
                     except Unreadable as failed:
                         raise Unreadable(failed.slot, entries) from failed
                 continue
-            raise Unreadable(first, entries) from error
-        for slot, _ in part:
-            start = slot.at - first.at
-            frame = decode_frame(journal.mark, slot.segment, slot.at, data, start)
-            if (
-                frame is None
-                or (frame.log_id, frame.base_offset, frame.last_offset, frame.size)
-                != (slot.log_id, slot.base_offset, slot.last_offset, slot.size)
-                or not has_payload(frame, data, start)
-            ):
-                raise Unreadable(slot, entries)
-            start += FRAME.size
-            entries.append(_entry(slot, data[start : start + slot.size]))
+            raise Unreadable(slot_of(first), entries) from error
+        found = entries_in(journal.mark, at, data, part)
+        entries += found
+        if len(found) < len(part):
+            raise Unreadable(slot_of(part[len(found)]), entries)
     return entries
-
-
-def _entry(slot: Slot, payload: bytes) -> Entry:
-    return Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload)
-
-
-def _adjacent(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Parts of `rows` whose frames are so close to each other that one read is cheaper."""
-    first = 0
-    for index, (slot, _) in enumerate(rows):
-        if index == first:
-            continue
-        before = rows[index - 1][0]
-        gap = slot.at - (before.at + FRAME.size + before.size)
-        if (
-            not slot.segment
-            or slot.segment != before.segment
-            or not 0 <= gap <= LARGEST_GAP
-            or slot.at + slot.size - rows[first][0].at > LARGEST_READ
-        ):
-            yield rows[first:index]
-            first = index
-    if first < len(rows):
-        yield rows[first:]
 
 
 def header_of(journal: Journal, segment: int) -> SegmentHeader | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from storage.log import Topic
+from storage.log import Entry, Topic
 
 FORMAT = 3
 UNRELEASED_FORMAT = 2
@@ -74,8 +74,8 @@ class Slot(NamedTuple):
     at: int = 0
 
 
-Row = tuple[Slot, bytes | None]
-"""A slot, and the payload if it is stored with it."""
+Row = bytes | Entry
+"""The key of an entry with a place in the journal, or an entry that is stored with its key."""
 
 
 class SegmentUse(NamedTuple):

@@ -7,10 +7,12 @@ be pending that LMDB does not have yet: then the cursor is a `LogCursor`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from storage.lmdb.layout import LOG_ROW, SLOT_PREFIX, U64, LogRow, Row, Slot, slot_of
+from storage.lmdb.frames import compiled
+from storage.lmdb.layout import LOG_ROW, SLOT_PREFIX, U64, LogRow, Row, Slot, key_of, slot_of
+from storage.log import Entry
 
 MOST_ROWS = 10_000
 """Rows that one read returns. Very small entries take more time than their bytes show."""
@@ -46,6 +48,19 @@ class LogCursor:
         if self._index >= 0:
             return self._go_to(self._index + 1)
         return (self._cursor.next() and self._is_of_log()) or self._go_to(0)
+
+    def iternext(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from the current one on.
+
+        The cursor's position is undefined afterwards.
+        """
+        if self._index < 0:
+            for key, value in self._cursor.iternext():
+                if SLOT_PREFIX.unpack_from(key)[0] > self._log_id:
+                    break
+                yield key, value
+        for index in range(max(self._index, 0), len(self._pending)):
+            yield self._pending[index], b""
 
     def prev(self) -> bool:
         if self._index > 0:
@@ -141,25 +156,43 @@ def row_of_slot(cursor: Any, slot: Slot) -> Row | None:
     if not cursor.set_range(SLOT_PREFIX.pack(slot.log_id, slot.base_offset)):
         return None
     found = slot_of(cursor.key())
-    return (found, _inline_payload(cursor, found)) if found[:7] == slot[:7] else None
+    if found[:7] != slot[:7]:
+        return None
+    return key_of(found) if found.segment else _inline_entry(found, bytes(cursor.value()))
 
 
 def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Row]:
     """The rows of `PartitionLog.read`, up to `end`, at most `MOST_ROWS`."""
+    if slot_at(cursor, log_id, offset) is None:
+        return []
+    return rows_from(cursor.iternext(), log_id, end, max_bytes, MOST_ROWS)
+
+
+def take_rows(
+    items: Iterable[tuple[bytes, bytes]], log_id: int, end: int, max_bytes: int, most: int
+) -> list[Row]:
+    """The rows of keys and values, while they are of the log and begin below `end`.
+
+    At most `most`, with at most `max_bytes` of payload unless the first has more.
+    """
     rows: list[Row] = []
-    room = max_bytes
-    slot = slot_at(cursor, log_id, offset)
-    while slot and slot.log_id == log_id and slot.base_offset < end:
-        room -= slot.size
-        if (rows and room < 0) or len(rows) == MOST_ROWS:
+    for key, value in items:
+        slot = slot_of(key)
+        if slot.log_id != log_id or slot.base_offset >= end:
             break
-        rows.append((slot, _inline_payload(cursor, slot)))
-        slot = slot_of(cursor.key()) if cursor.next() else None
+        max_bytes -= slot.size
+        if (rows and max_bytes < 0) or len(rows) >= most:
+            break
+        rows.append(key if slot.segment else _inline_entry(slot, value))
     return rows
 
 
-def _inline_payload(cursor: Any, slot: Slot) -> bytes | None:
-    return None if slot.segment else bytes(cursor.value())
+# The compiled function, or the one above, which is the reference.
+rows_from: Callable[..., list[Row]] = compiled.take_rows if compiled else take_rows
+
+
+def _inline_entry(slot: Slot, payload: bytes) -> Entry:
+    return Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload)
 
 
 def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int) -> Slot | None:

@@ -24,7 +24,7 @@ from storage.lmdb.journal import (
     make_journal_folder,
     read_entries,
 )
-from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic
+from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic, key_of
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import LogCursor, log_row
 from storage.lmdb.recovery import checkpoint_of, recover
@@ -412,6 +412,11 @@ class LmdbStore:
 
         The cursor has the rows that are not committed yet, too.
         """
+        return self._read(self._log_query(log_id, call))
+
+    def _log_query(
+        self, log_id: int, call: Callable[[Any, LogRow], T]
+    ) -> Callable[[Any, Mapping[str, Any]], T]:
         # Before the transaction begins: see `PendingIndex`.
         pending = self._state.pending
 
@@ -423,7 +428,7 @@ class LmdbStore:
                     return call(LogCursor(cursor, log_id, rows), row)
                 return call(cursor, row)
 
-        return self._read(read)
+        return read
 
     async def read_entries(
         self, log_id: int, find: Callable[[Any], list[Row]], name: str
@@ -432,19 +437,23 @@ class LmdbStore:
 
         `name` is that of the partition. Raises StorageFailed if the first one is damaged.
         """
-        rows: list[Row] = await self.query_log(log_id, lambda cursor, _: find(cursor))
+
+        def find_rows(cursor: Any, _: LogRow) -> list[Row]:
+            return find(cursor)
+
         while True:
-            journal, readers = self._journal, self._readers
             self._check_open()
+            journal, environment, readers = self._journal, self._environment, self._readers
             assert journal
+            assert environment
             assert readers
+            query = self._log_query(log_id, find_rows)
             try:
-                return await readers.run(partial(read_entries, journal, rows))
+                return await readers.run(partial(_read_found, journal, environment, query))
             except Unreadable as failed:
                 slot = failed.slot
                 # It may have been deleted or moved meanwhile.
-                rows = await self.query_log(log_id, lambda cursor, _: find(cursor))
-                if slot not in [found for found, _ in rows]:
+                if key_of(slot) not in await self.query_log(log_id, find_rows):
                     continue
                 if failed.before:
                     return failed.before
@@ -472,3 +481,13 @@ class LmdbStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LogClosed(CLOSED)
+
+
+def _read_found(
+    journal: Journal,
+    environment: LmdbEnvironment,
+    query: Callable[[Any, Mapping[str, Any]], list[Row]],
+) -> list[Entry]:
+    """The entries of the rows that `query` finds, in one call of a worker thread."""
+    rows = environment.read(lambda txn: query(txn, environment.databases))
+    return read_entries(journal, rows)

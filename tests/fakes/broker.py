@@ -17,7 +17,7 @@ from gateway.cluster.forwarding import LOCAL_CONTROLLER, ControllerAccess
 from gateway.coroutines import Cancel, TimeSlices, start
 from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.caller import Caller
-from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.long_poll import LongPoll, acknowledge_nothing
 from gateway.protocol.session import LoginSession
 from gateway.security.quotas import QuotaAlteration
 from gateway.security.tenants import Tenants
@@ -118,7 +118,7 @@ class BrokerEnvironment:
     bugs: list[BaseException] = field(default_factory=list)
     step_ms: int = 0
     #: The long poll state of the callers' connection.
-    long_poll: LongPoll = field(default_factory=LongPoll)
+    long_poll: LongPoll = field(default_factory=lambda: LongPoll(acknowledge_nothing))
     #: The callers' log-in.
     session: LoginSession = field(default_factory=lambda: LoginSession(None))
 
@@ -126,7 +126,7 @@ class BrokerEnvironment:
         """The same broker, called by `User:app`, which is bound to a namespace."""
         session = LoginSession(None, tenants=Tenants(DEFAULT_NAMESPACE[:-1], [namespace]))
         session.identify(Principal("User", "app", namespace))
-        return replace(self, session=session, long_poll=LongPoll())
+        return replace(self, session=session, long_poll=LongPoll(acknowledge_nothing))
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
         """A client on a listener without log-in, or as `bound_to`."""

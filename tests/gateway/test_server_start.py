@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -113,3 +114,38 @@ def test_shutdown_during_retry_creates_no_further_store(
     assert starting.made == made
     with pytest.raises(StartupError, match="shut down during the start"):
         assert start.result
+
+
+class Checked:
+    """A connection that is never overdue."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def overdue_reason(self, now: float) -> str | None:
+        self.checks += 1
+        return None
+
+
+def test_interval_of_checks_follows_the_number_of_connections(starting: Starting) -> None:
+    server, clock = starting.server, starting.clock
+    connections: Any = server._limits.connections
+    server._sweep_loop.start(servers.SWEEP_SECONDS, now=False)
+    many = [Checked() for _ in range(4 * servers.SWEEP_ITEMS_PER_STEP)]
+    connections.update(many)
+    counts = []
+    for seconds in (1, 0.25, 0.25, 0.25):
+        clock.advance(seconds)
+        counts.append(sum(one.checks for one in many))
+    assert counts == [100, 200, 300, 400]
+    connections.clear()
+    few = Checked()
+    connections.add(few)
+    clock.advance(0.25)
+    assert few.checks == 1
+    clock.advance(0.75)
+    assert few.checks == 1
+    clock.advance(0.25)
+    assert few.checks == 2
+    connections.clear()
+    server._sweep_loop.stop()

@@ -9,6 +9,7 @@ import pytest
 from records import kernel
 
 LOOPS = (
+    "tally",
     "scan",
     "plain_run",
     "cut",

@@ -37,6 +37,24 @@ def agree(name, *arguments):
     assert outcome(getattr(kernel, name), *arguments) == outcome(getattr(_pure, name), *arguments)
 
 
+@prop
+@given(
+    st.lists(
+        st.binary(max_size=80)
+        | st.builds(
+            lambda start, magic, rest: start + bytes([magic]) + rest,
+            st.binary(min_size=16, max_size=16),
+            st.integers(0, 3),
+            st.binary(max_size=60),
+        ),
+        max_size=6,
+    ),
+    st.sampled_from([bytes, bytearray, memoryview]),
+)
+def test_tallies_agree(payloads, kind):
+    agree("tally", [kind(payload) for payload in payloads])
+
+
 edges = st.sampled_from((-(2**31), -2, -1, 0, 1, 2, 7, 13, 14, 21, 22, 26, 100, 2**31 - 1))
 offsets = st.sampled_from((-(2**63), -1, 0, 1, 5, 2**62, 2**63 - 1)) | st.integers(0, 50)
 times = st.sampled_from((-(2**63), -1, 0, 5, 2**63 - 1)) | st.integers(0, 2**42)

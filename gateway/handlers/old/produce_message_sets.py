@@ -77,7 +77,12 @@ async def _prepare(
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await _convert_to_batch(sent.records, limit, caller.run)
         caller.traffic.converted(
-            ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
+            ApiKey.PRODUCE,
+            caller.api_version,
+            topic,
+            batches=1,
+            records=batch.count,
+            size=len(sent.records),
         )
         caller.traffic.conversion_cpu_used(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
         # Kafka also checks the size again after a format conversion, which turns many messages into

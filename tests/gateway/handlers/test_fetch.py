@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from auth.mechanism import Principal
 from gateway.handlers import fetch as handler
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.long_poll import LongPoll, acknowledge_nothing
 from gateway.protocol.session import LoginSession
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
@@ -91,6 +91,36 @@ def test_empty_poll_ends_at_max_wait(env):
     env.clock.advance(0.001)
     assert list(rows(polling.result)["orders", 0].records) == []
     assert nothing_left(env)
+
+
+def test_fetch_is_acknowledged_when_it_begins_to_wait_for_data(env, monkeypatch):
+    acknowledged: list[float] = []
+    monkeypatch.setattr(
+        env.long_poll, "acknowledge", lambda: acknowledged.append(env.clock.seconds())
+    )
+    log = env.partition("orders", 0).log
+    real = log.read
+
+    async def slow(offset: int, max_bytes: int) -> Any:
+        await env.threads.run(lambda: None)
+        return await real(offset, max_bytes)
+
+    put(env)
+    env.threads.hold()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            log, "read_resident", lambda offset, _: None if offset < log.end_offset else []
+        )
+        patch.setattr(log, "read", slow)
+        reading = poll(env, from_offset(0))
+        assert not reading.is_done
+    env.threads.release()
+    assert reading.is_done
+    assert acknowledged == []
+    waiting = poll(env, from_offset(1))
+    assert acknowledged == [0]
+    env.clock.advance(0.5)
+    assert waiting.is_done
 
 
 def test_append_wakes_poll(env):
@@ -465,7 +495,7 @@ def test_session_of_another_principal_is_unknown_and_continues(env, epoch):
     consumer = Consumer(env, from_offset(0, 0))
     session = LoginSession(None)
     session.identify(Principal("User", "mallory"))
-    other = replace(env, session=session, long_poll=LongPoll())
+    other = replace(env, session=session, long_poll=LongPoll(acknowledge_nothing))
     answer = start_fetch(other, request(NEW, session=(consumer.id, epoch))).result
     assert list(answer.topics) == []
     if epoch == 1:

@@ -704,6 +704,15 @@ def test_sweep_visits_each_item_once_a_round(count, steps, most):
         assert max(map(len, seen)) <= most
 
 
+@pytest.mark.parametrize(
+    ("count", "steps"), [(0, 1), (1, 1), (100, 1), (101, 2), (1_000, 10), (5_000, 10)]
+)
+def test_sweep_of_few_items_has_few_steps(count, steps):
+    sweep = Sweep(set(range(count)), 10, items_per_step=100)
+    assert sweep.steps == steps
+    assert sorted(one for _ in range(steps) for one in sweep.step()) == list(range(count))
+
+
 def test_sweep_skips_removed_items():
     items = {1, 2, 3, 4}
     sweep = Sweep(items, 2)
@@ -719,6 +728,18 @@ def test_sweep_visits_added_items_in_the_next_round():
     assert sorted(sweep.step()) == [1, 2]
     items.add(3)
     assert sorted(sweep.step()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kept", [1, 150, 1_200])
+def test_sweep_whose_items_were_mostly_removed_soon_visits_an_added_one(kept):
+    items = set(range(5_000))
+    sweep = Sweep(items, 20, items_per_step=100)
+    sweep.step()
+    items -= set(range(kept, 5_000))
+    items.add("added")
+    # The rest of the round, and the next round.
+    visited = [sweep.step() for _ in range(2 * sweep.steps)]
+    assert "added" in [one for step in visited for one in step]
 
 
 def test_sweep_keeps_no_removed_items():

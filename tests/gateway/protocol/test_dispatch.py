@@ -41,8 +41,10 @@ class Handlers:
         self.preparing = {}
         self.answers = {}
         self.on_start = lambda body: None
+        self.long_poll = None
 
     async def other(self, request, caller):
+        self.long_poll = caller.long_poll
         return await self._serve(request, self.answers)
 
     async def produce(self, request, caller):
@@ -170,9 +172,18 @@ def test_finished_replies_are_written_before_fetch_starts(client, handlers):
 
 
 def test_waiting_request_is_acknowledged_at_once(client, handlers):
+    handlers.waits(b"m1")
+    client.send(other(b"m1"))
+    assert (client.written, client.acknowledgements) == ([], 1)
+
+
+def test_fetch_is_acknowledged_by_its_handler(client, handlers):
+    """When it begins to wait for data."""
     handlers.waits(b"f1")
     client.send(plain_frame(TAGGED, 0, b"f1", 1))
-    assert (client.written, client.acknowledgements) == ([], 1)
+    assert (client.written, client.acknowledgements) == ([], 0)
+    handlers.long_poll.acknowledge()
+    assert client.acknowledgements == 1
 
 
 def test_request_answered_at_once_is_not_acknowledged(client):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.protocol.long_poll import MIN_WAIT_SECONDS, LongPoll
+from gateway.protocol.long_poll import MIN_WAIT_SECONDS, LongPoll, acknowledge_nothing
 
 MAX_WAIT_MS = 500
 
@@ -31,13 +31,13 @@ def overlaps(poll):
 
 
 def test_fetch_waits_for_max_wait():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     poll.requests_arrived(0)
     assert waits(poll, 3) == [0.5, 0.5, 0.5]
 
 
 def test_waits_after_produce_double_up_to_max_wait():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     produces(poll)
     found = waits(poll, 12)
     assert found[:3] == [MIN_WAIT_SECONDS, 2 * MIN_WAIT_SECONDS, 4 * MIN_WAIT_SECONDS]
@@ -46,7 +46,7 @@ def test_waits_after_produce_double_up_to_max_wait():
 
 
 def test_wait_never_exceeds_max_wait():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     produces(poll)
     assert poll.wait_seconds(1) == 0.001
     assert poll.wait_seconds(MAX_WAIT_MS) == 0.5
@@ -70,14 +70,14 @@ def test_served_produce_has_the_effects_of_one_that_was_queued():
 
 
 def test_only_produce_shortens_waits():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     poll.requests_arrived(1)
     poll.request_started(is_produce=False)
     assert waits(poll, 1) == [0.5]
 
 
 def test_waits_are_not_shortened_for_pipelining_client():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     produces(poll)
     assert overlaps(poll) == 1
     poll.request_started(is_produce=True)
@@ -87,7 +87,7 @@ def test_waits_are_not_shortened_for_pipelining_client():
 
 
 def test_fetch_should_end_until_requests_behind_it_are_served():
-    poll = LongPoll()
+    poll = LongPoll(acknowledge_nothing)
     poll.partial_request_arrived()
     assert poll.should_end
     poll.requests_arrived(2)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
@@ -16,6 +16,7 @@ from storage.lmdb.frames import (
     Frame,
     FrameAt,
     SegmentHeader,
+    adjacent,
     append_frames,
     decode_frame,
     decode_segment_header,
@@ -23,10 +24,13 @@ from storage.lmdb.frames import (
     encode_appends,
     encode_frame,
     encode_segment_header,
+    entries_in,
+    find_adjacent,
     has_payload,
     parse,
+    read_frames,
 )
-from storage.lmdb.layout import Slot, slot_of
+from storage.lmdb.layout import Row, Slot, key_of, slot_of
 from storage.lmdb.write_burst import Append, DurableLog
 from storage.log import Entry, LogClosed
 
@@ -279,3 +283,119 @@ def test_append_has_a_frame_and_a_row_for_each_entry() -> None:
         Slot(3, 10, 10, 40, 50, 1015, 10, 8, 165),
     ]
     assert at == 235
+
+
+@st.composite
+def stored(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """A part of a segment and rows of its frames. Both may be damaged."""
+    data, rows = bytearray(), []
+    for base, (payload, gap) in enumerate(
+        draw(st.lists(st.tuples(PAYLOADS, st.integers(0, 300)), max_size=4))
+    ):
+        at = 1000 + len(data)
+        data += framed(at, payload, base=base)
+        rows.append(key_of(Slot(1, base, base, -5, 9, 100, len(payload), SEGMENT, at)))
+        data += bytes(gap)
+    changed = draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2))
+    for position, byte in changed:
+        if position < len(data):
+            data[position] = byte
+    fields = ("base_offset", "last_offset", "size", "segment", "at")
+    for number, name in draw(
+        st.lists(st.tuples(st.integers(0, 3), st.sampled_from(fields)), max_size=1)
+    ):
+        if number < len(rows):
+            slot = slot_of(rows[number])
+            rows[number] = key_of(slot._replace(**{name: getattr(slot, name) + 1}))
+    return bytes(data[: len(data) - draw(st.sampled_from([0, 0, 0, 1, 50]))]), rows
+
+
+@given(stored(), st.sampled_from([1000, 1000, 1000, 999, 1010, 0]))
+def test_compiled_function_reads_the_same(case: tuple[bytes, list[bytes]], at: int) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    expected = read_frames(MARK, at, *case)
+    found = compiled.read_frames(MARK, at, *case)
+    assert found == expected
+    assert [type(entry.payload) for entry in found] == [type(entry.payload) for entry in expected]
+
+
+def row(base: int, at: int, segment: int = SEGMENT, size: int = 10) -> bytes:
+    return key_of(Slot(1, base, base, -1, -1, 100, size, segment, at))
+
+
+ROW_BEHIND_OVERFLOW = [row(0, 100), row(1, 170, size=(1 << 32) - 30), row(2, 250)]
+"""In 32 bits the second frame would end at 200."""
+
+
+@given(stored(), st.integers(0, 300), st.integers(0, 80_000), st.integers(0, 3))
+@example((b"", ROW_BEHIND_OVERFLOW), 300, 1 << 33, 0)
+def test_compiled_function_finds_the_same_adjacent_frames(
+    case: tuple[bytes, list[bytes]], largest_gap: int, largest_read: int, inline: int
+) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    rows: list[Row] = [*case[1], Entry(9, 9, -1, b"stored with its key"), *case[1][:inline]]
+    for first, row in enumerate(rows):
+        if isinstance(row, bytes):
+            assert compiled.adjacent(rows, first, largest_gap, largest_read) == adjacent(
+                rows, first, largest_gap, largest_read
+            )
+
+
+def test_compiled_functions_refuse_malformed_rows() -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    with pytest.raises(ValueError, match="64 or 52 bytes"):
+        compiled.read_frames(MARK, 0, b"", [b"short"])
+    with pytest.raises(ValueError, match="a mark has 8 bytes"):
+        compiled.read_frames(b"short", 0, b"", [])
+    with pytest.raises(ValueError, match="64 or 52 bytes"):
+        compiled.take_rows([(b"short", b"")], 1, 1, 1, 1)
+    with pytest.raises(TypeError):
+        compiled.read_frames(MARK, 0, b"", [None])
+
+
+@pytest.mark.parametrize("malformed", [b"short", row(0, 100, segment=0)])
+def test_first_of_adjacent_rows_must_have_a_place(malformed: bytes) -> None:
+    for find in (adjacent, find_adjacent):
+        with pytest.raises(ValueError, match="bytes"):
+            find([malformed], 0, 0, 0)
+
+
+def test_adjacent_frames_end_at_a_gap_another_segment_and_the_largest_read() -> None:
+    second = 100 + 60 + 10
+    rows: list[Row] = [row(0, 100), row(1, second), row(2, second + 70 + 5)]
+    assert find_adjacent(rows, 0, 4, 1000) == (2, SEGMENT, 100, 140)
+    assert find_adjacent(rows, 0, 5, 1000) == (3, SEGMENT, 100, 215)
+    assert find_adjacent(rows, 0, 5, 100) == (2, SEGMENT, 100, 140)
+    assert find_adjacent(rows, 2, 5, 1000) == (3, SEGMENT, second + 75, 70)
+    assert find_adjacent([row(0, 100), row(1, second, 6)], 0, 5, 1000)[0] == 1
+    assert find_adjacent([row(0, second), row(1, 100)], 0, 5, 1000)[0] == 1
+    assert find_adjacent([row(0, 100), Entry(1, 1, -1, b"")], 0, 5, 1000)[0] == 1
+
+
+def test_frames_are_read_up_to_the_first_that_is_not_where_its_row_says() -> None:
+    data = framed(100, b"x" * 10) + framed(170, b"y" * 10, base=1)
+    rows = [row(0, 100), row(1, 170)]
+    expected = [Entry(0, 0, -1, b"x" * 10), Entry(1, 1, -1, b"y" * 10)]
+    assert entries_in(MARK, 100, data, rows) == expected
+    assert entries_in(MARK, 100, data[:-1], rows) == expected[:1]
+    assert entries_in(MARK, 100, data[:-1] + b"z", rows) == expected[:1]
+    assert entries_in(MARK, 100, data, [rows[0], row(2, 170)]) == expected[:1]
+    assert entries_in(MARK, 100, data, [row(0, 40)]) == []
+
+
+@pytest.mark.parametrize(("gap", "kind"), [(165, memoryview), (166, bytes)])
+def test_payloads_keep_at_most_an_eighth_that_is_not_theirs(gap: int, kind: type) -> None:
+    """A reader of one partition of many would otherwise hold the other partitions' records, too.
+
+    The two payloads have 2,000 bytes, their frames' headers 120.
+    """
+    payload = b"x" * 1000
+    second = 100 + 60 + 1000 + gap
+    data = framed(100, payload) + bytes(gap) + framed(second, payload, base=1)
+    slots = [
+        Slot(1, base, base, -1, -1, 100, 1000, SEGMENT, at) for base, at in [(0, 100), (1, second)]
+    ]
+    rows = [key_of(slot) for slot in slots]
+    for read in (read_frames, entries_in):
+        found = read(MARK, 100, data, rows)
+        assert [(type(entry.payload), entry.payload) for entry in found] == [(kind, payload)] * 2

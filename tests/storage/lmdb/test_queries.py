@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.lmdb import queries
-from storage.lmdb.layout import LogRow, Slot, key_of
+from storage.lmdb.layout import LogRow, Row, Slot, key_of
+from storage.log import Entry
 
 NEIGHBOURS = [
     Slot(log_id, base, base + 9, 999, 999, 10, 10) for log_id in (1, 3) for base in (0, 10, 1 << 40)
@@ -131,6 +132,76 @@ def test_slot_for_time_is_first_with_timestamp_reached(
             lambda cursor: queries.slot_for_time(cursor, 2, start, 100, timestamp),
         )
         == expected
+    )
+
+
+@quiet
+@given(
+    slots=logs(),
+    segments=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    offset=st.integers(0, 50),
+    end=st.integers(0, 50),
+    max_bytes=st.integers(0, 30),
+)
+def test_read_returns_rows_from_offset_up_to_end_and_max_bytes(
+    environment: Any,
+    slots: list[Slot],
+    segments: list[int],
+    offset: int,
+    end: int,
+    max_bytes: int,
+) -> None:
+    slots = [
+        slot._replace(segment=segment)
+        for slot, segment in zip(slots, sorted(segments), strict=False)
+    ]
+    expected: list[Row] = []
+    left = max_bytes
+    for slot in slots:
+        if slot.last_offset < offset or slot.base_offset >= end:
+            continue
+        left -= slot.size
+        if expected and left < 0:
+            break
+        # The values in this database are empty.
+        entry = Entry(slot.base_offset, slot.last_offset, slot.timestamp, b"")
+        expected.append(key_of(slot) if slot.segment else entry)
+    assert (
+        on(environment, slots, lambda cursor: queries.read(cursor, 2, offset, end, max_bytes))
+        == expected
+    )
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda slot, has_place, value: (key_of(slot._replace(segment=has_place)), value),
+            st.builds(
+                Slot,
+                st.integers(1, 2),
+                st.integers(0, 20),
+                st.integers(0, (1 << 64) - 1),
+                st.integers(-(1 << 63), (1 << 63) - 1),
+                st.just(-1),
+                st.just(0),
+                st.integers(0, (1 << 32) - 1),
+                st.just(0),
+                st.integers(0, (1 << 32) - 1),
+            ),
+            st.integers(0, 1),
+            st.binary(max_size=3),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, (1 << 33)),
+    st.integers(0, 5),
+)
+def test_compiled_function_takes_the_same_rows(
+    items: list[tuple[bytes, bytes]], max_bytes: int, most: int
+) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    assert compiled.take_rows(items, 2, 15, max_bytes, most) == queries.take_rows(
+        items, 2, 15, max_bytes, most
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -12,12 +13,15 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
 
 from storage.files import DiskFiles
 from storage.lmdb import LmdbStore
+from storage.lmdb import store as store_module
 from storage.lmdb import writer as writer_module
-from storage.lmdb.layout import slot_of
-from storage.log import LogClosed, PartitionLog
+from storage.lmdb.journal import Journal
+from storage.lmdb.layout import Row, slot_of
+from storage.log import Entry, LogClosed, PartitionLog
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 from tests.testkit.settle import until
@@ -341,20 +345,21 @@ async def test_read_of_moved_entry_finds_its_new_place(
     # A row of a table takes the rows of the entries along.
     await (await store.table("rows")).put({b"k": b"v"})
     place = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
-    find = store.query_log
-    calls: list[str] = []
+    read = store_module.read_entries
+    is_found, is_moved = threading.Event(), threading.Event()
 
-    async def move_before_reading(log_id: int, call: Any) -> Any:
+    def read_after_move(journal: Journal, rows: list[Row]) -> list[Entry]:
         """Between the search and the read of the payload, the segment is cleaned."""
-        rows = await find(log_id, call)
-        if not calls:
-            calls.append("moved")
-            await deleted.delete_before(deleted.end_offset)
-            await freed(store)
-        return rows
+        is_found.set()
+        assert is_moved.wait(60)
+        return read(journal, rows)
 
-    monkeypatch.setattr(store, "query_log", move_before_reading)
-    assert bases(await kept.read(0, 1)) == [0]
-    assert calls
+    monkeypatch.setattr(store_module, "read_entries", read_after_move)
+    reading = Deferred.fromCoroutine(kept.read(0, 1))
+    assert await deferToThread(is_found.wait, 60)
+    await deleted.delete_before(deleted.end_offset)
+    await freed(store)
+    is_moved.set()
+    assert bases(await reading) == [0]
     moved = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
     assert slot_of(moved).segment > slot_of(place).segment
