@@ -40,7 +40,10 @@ cdef int64_t room_on(const char* directory, int64_t written) noexcept nogil:
     cdef int64_t free
     if statvfs(directory, &volume) != 0:
         return INT64_MAX
-    free = <int64_t>(volume.f_bavail * volume.f_frsize)
+    if volume.f_frsize and volume.f_bavail > <uint64_t>INT64_MAX // volume.f_frsize:
+        free = INT64_MAX
+    else:
+        free = <int64_t>(volume.f_bavail * volume.f_frsize)
     if getrlimit(RLIMIT_FSIZE, &limit) == 0 and limit.rlim_cur != RLIM_INFINITY:
         free = min(free, <int64_t>limit.rlim_cur - written)
     return free

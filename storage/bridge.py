@@ -254,9 +254,11 @@ class ReactorCallQueue:
         self._is_scheduled = False
         global _after_calls
         outer, _after_calls = _after_calls, []
-        while self._calls:
-            _run_or_log(self._calls.popleft())
-        after, _after_calls = _after_calls, outer
+        try:
+            while self._calls:
+                _run_or_log(self._calls.popleft())
+        finally:
+            after, _after_calls = _after_calls, outer
         for call in after:
             _run_or_log(call)
 

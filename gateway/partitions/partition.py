@@ -100,10 +100,10 @@ class InFlightAppend(SharedResult[AppendResult]):
         try:
             partition.unsaved_bytes += self._size
             partition.unsaved_batches += 1
-            if self.batch is not None:
-                partition.in_flight.pop(result.base_offset, None)
             if assigned is not None:
                 result = partition.assign(self.batch, result, assigned, self._now)
+            if self.batch is not None:
+                partition.in_flight.pop(self._queued.base_offset, None)
         except Exception as bug:  # noqa: BLE001 - raised to the caller, whose connection is closed
             self.fail(bug)
         else:
@@ -136,8 +136,8 @@ class Partition:
 
     `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
     batch that needs no check besides those of every batch, -1 if there is none; `keeps_timestamps`
-    is whether the topic has the producers' timestamps. `on_fenced` may be
-    called repeatedly once the log is fenced or closed; the registry then opens another Partition.
+    is whether the topic has the producers' timestamps. `on_fenced` may be called repeatedly once
+    the log is fenced or closed; the registry then opens another Partition.
     """
 
     __slots__ = (

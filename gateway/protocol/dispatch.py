@@ -77,6 +77,9 @@ MAX_BUFFERED_REPLY_BYTES = 256 << 10
 MAX_REQUESTS_PER_TURN = 100
 MAX_TURN_SECONDS = 0.005
 
+#: Largest request header that a connection keeps to compare the next one with it.
+MAX_KEPT_HEADER_BYTES = 1024
+
 
 class Dispatch:
     """Serves the frames of one connection.
@@ -347,7 +350,8 @@ class Dispatch:
         """
         session = self._session
         if (
-            self._broker.client_quotas.is_active
+            not frame.startswith(_PRODUCE)
+            or self._broker.client_quotas.is_active
             or not session.is_ready
             or session.expires_at is not None
             or session.scope is not None
@@ -356,25 +360,31 @@ class Dispatch:
         try:
             request = served.again(frame, served.encoded, served.caller)
         except Exception as failure:  # noqa: BLE001 - as in `_start`
-            self._fail_unstarted(frame, failure)
+            self._fail_unstarted(frame, served, failure)
             return True
         if request is None:
             # It is not tried for the same frame again.
             self._served_at_once = None
             return False
-        request.route = served.route
-        self._traffic.request_started(request, served.header)
         self._in_flight.append(request)
         self._unanswered += 1
-        deadline = request.begin(self._turn_began, self._plain_ended)
-        if deadline and (self._expiry is None or deadline < self._expires_at):
-            self._expire_at(deadline)
+        try:
+            request.route = served.route
+            self._traffic.request_started(request, served.header)
+            deadline = request.begin(self._turn_began, self._plain_ended)
+            if deadline and (self._expiry is None or deadline < self._expires_at):
+                self._expire_at(deadline)
+        except Exception as bug:  # noqa: BLE001 - as in `_start`
+            self._failed(request, bug)
         return True
 
-    def _fail_unstarted(self, frame: bytearray, failure: Exception) -> None:
+    def _fail_unstarted(self, frame: bytearray, served: ServedHeader, failure: Exception) -> None:
         request = InFlightRequest(len(frame))
+        request.route = served.route
+        request.api_key, request.version = served.header.api_key, served.header.api_version
         self._in_flight.append(request)
         self._unanswered += 1
+        self._traffic.request_started(request, served.header)
         self._failed(request, failure)
 
     def _plain_ended(self, request: Any) -> None:
@@ -442,7 +452,11 @@ class Dispatch:
         if route.at_once is not None and session.scope is None:
             served = route.at_once(frame, header.body, caller)
             if served is not None:
-                if caller is self._last_caller and route.again is not None:
+                if (
+                    caller is self._last_caller
+                    and route.again is not None
+                    and header.body <= MAX_KEPT_HEADER_BYTES
+                ):
                     encoded = bytes(memoryview(frame)[: header.body])
                     self._served_at_once = ServedHeader(encoded, header, route, route.again, caller)
                 return served

@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -218,7 +218,7 @@ class Staging:
         rows: list[tuple[int, list[bytes]]],
     ) -> list[tuple[Any, None, Exception | None]]:
         """Add appends; see `encode_appends`. Returns their outcomes."""
-        self.has_appends = True
+        begun = len(self.buffers)
         self.at, outcomes = append_frames(
             self._mark,
             self.segment,
@@ -230,6 +230,7 @@ class Staging:
             self.buffers,
             rows,
         )
+        self.has_appends |= len(self.buffers) > begun
         return outcomes
 
 

@@ -54,11 +54,11 @@ cdef class InFlightAppend:
         try:
             partition.unsaved_bytes += self._size
             partition.unsaved_batches += 1
-            if self._has_producer:
-                (<dict?>partition.in_flight).pop(self._queued_offset, None)
             if assigned is not None:
                 result = partition.assign(self.batch, self.result(), assigned, self._now)
                 self._base_offset = result.base_offset
+            if self._has_producer:
+                (<dict?>partition.in_flight).pop(self._queued_offset, None)
         except Exception as bug:
             self._failure = bug
         self.end()

@@ -20,13 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
+from gateway.configs.topic_configs import effective_config
 from gateway.handlers.produce import produce_at_once
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
+from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.api_keys import ApiKey
 from gateway.traffic.recorder import Recorder
-from tests.fakes.broker import open_environment
-from tests.fakes.connection import request
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
+from tests.fakes.connection import MemoryClient, request, versions
 from tests.fakes.traffic import TrafficScenario
+from tests.gateway.handlers.handler_calls import decode_response
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.records.record_sets import batch, old_set
 
@@ -312,10 +317,10 @@ def test_exception_after_a_plain_request_does_not_stop_the_retry(
     env.partition("orders")
     env.store.hold()
     ran: list[int] = []
-    for ended in (lambda: 1 // 0, lambda: ran.append(1)):
+    for callback in (lambda: 1 // 0, lambda: ran.append(1)):
         asked = plain_request("orders", bytes(batch(producer=(7, 0, 0)))).encode(version=11)
         served: Any = produce_at_once(bytearray(asked), 0, env.caller(11))
-        served.reply.when_done(ended)
+        served.reply.when_done(callback)
     env.store.release()
     assert ran == [1]
     assert "ZeroDivisionError" in caplog.text
@@ -384,3 +389,92 @@ def compiled_objects() -> int:
     """The number of plain requests and appends. A repeated batch waits for the first append."""
     names = ("PlainProduce", "InFlightAppend")
     return sum(type(one).__name__ in names for one in gc.get_objects())
+
+
+def sent_alone(client: MemoryClient, frame: bytes) -> Any:
+    """Send a request of version 11 and return the row of its only partition."""
+    client.send(frame)
+    client.run_reactor()
+    (reply,) = client.receive()
+    return decode_response(CodecRequest(), reply[5:], 11)
+
+
+def connected(**settings: Any) -> tuple[BrokerEnvironment, MemoryClient, bytes]:
+    """A connection that has sent a plain request, which is returned."""
+    env = open_environment(**settings)
+    env.topic("orders")
+    client = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+    sent = request(plain_request("orders", bytes(batch([(None, b"no key")]))))
+    # Only the second one has the caller of the one before it.
+    for _ in range(2):
+        assert not sent_alone(client, sent).throttle_time_ms
+    assert client.dispatch._served_at_once is not None
+    return env, client, sent
+
+
+def code_of(reply: Any) -> int:
+    code: int = reply.responses[0].partition_responses[0].error_code
+    return code
+
+
+def test_quota_applies_to_a_request_with_the_last_header() -> None:
+    env, client, sent = connected()
+    env.set_quota("producer_byte_rate", 1.0, client_id=None)
+    assert sent_alone(client, sent).throttle_time_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "value", "code"),
+    [
+        ("max.message.bytes", "10", ErrorCode.MESSAGE_TOO_LARGE),
+        ("cleanup.policy", "compact", ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_config_applies_to_a_request_with_the_last_header(
+    config: str, value: str, code: ErrorCode
+) -> None:
+    env, client, sent = connected()
+    env.partition().config = effective_config({config: value}, env.broker.settings)
+    assert code_of(sent_alone(client, sent)) == code
+
+
+def test_request_with_the_last_header_finds_that_its_topic_is_deleted() -> None:
+    env, client, sent = connected()
+    ended(env.broker.topics.delete(env.broker.topics.require("orders")))
+    assert code_of(sent_alone(client, sent)) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_other_requests_do_not_make_the_connection_forget_the_last_header() -> None:
+    _, client, _ = connected()
+    served = client.dispatch._served_at_once
+    client.send(versions(correlation_id=5))
+    assert client.receive()
+    assert client.dispatch._served_at_once is served
+
+
+def test_large_header_is_not_kept() -> None:
+    env, client, sent = connected()
+    client = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+    tags_at = 10 + len("test")
+    assert sent[tags_at] == 0
+    tag = bytes(MAX_KEPT_HEADER_BYTES)
+    tags = b"\1\5" + bytes([len(tag) & 0x7F | 0x80, len(tag) >> 7]) + tag
+    for _ in range(2):
+        large = sent[:tags_at] + tags + sent[tags_at + 1 :]
+        assert code_of(sent_alone(client, large)) == ErrorCode.NONE
+    assert client.dispatch._served_at_once is None
+
+
+def test_bug_after_the_last_header_closes_the_connection(caplog) -> None:
+    env, client, sent = connected()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    env.broker.topics.open_partitions = fails
+    client.send(sent)
+    assert client.is_aborted
+    client.disconnect()
+    assert client.budget.used == 0
+    (logged,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert dict(logged.fields)["api_key"] == ApiKey.PRODUCE
