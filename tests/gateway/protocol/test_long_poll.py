@@ -53,7 +53,7 @@ def test_wait_never_exceeds_max_wait():
 
 
 def test_served_produce_has_the_effects_of_one_that_was_queued():
-    one, other = LongPoll(), LongPoll()
+    one, other = LongPoll(acknowledge_nothing), LongPoll(acknowledge_nothing)
     for poll in (one, other):
         poll.partial_request_arrived()
     one.produce_served()
