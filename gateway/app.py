@@ -18,6 +18,7 @@ from auth.scram import HASHES
 from auth.tls import OLD_VERSIONS, TlsContextFactory, TlsError, TlsFiles
 from gateway import logs, version
 from gateway.broker import Broker
+from gateway.cluster.calls import Calls
 from gateway.cluster.cluster_start import ClusterMembership, NodeIdentity, open_cluster
 from gateway.cluster.forwarding import ControllerAccess
 from gateway.cluster.session_timing import SessionTiming
@@ -174,22 +175,21 @@ async def open_broker(
         controller=controller,
         remote_offsets=_remote_offsets(membership, clock),
         remote_appends=_remote_appends(
-            membership,
-            clock,
-            AppendServer(topics, partial(_max_decompressed, configs), run, now, clock),
+            membership, AppendServer(topics, partial(_max_decompressed, configs), run, now, clock)
         ),
     )
     if membership.node is not None:
-        serve_calls(membership.node.calls, broker, membership.revision)
-        serve_offsets(
-            membership.node.calls,
-            broker.confirm_coordinator,
-            offsets,
-            partial(commit_passed_on, broker),
-        )
-        serve_traffic_rows(membership.node.calls, topics, now)
+        _serve_gateways(membership.node.calls, broker)
     await membership.start()
     return broker
+
+
+def _serve_gateways(calls: Calls, broker: Broker) -> None:
+    """Execute the calls of other gateways, besides those of `RemoteAppends`."""
+    serve_calls(calls, broker, broker.membership.revision)
+    commit = partial(commit_passed_on, broker)
+    serve_offsets(calls, broker.confirm_coordinator, broker.offsets, commit)
+    serve_traffic_rows(calls, broker.topics, broker.now)
 
 
 def _remote_offsets(membership: ClusterMembership, clock: Clock) -> RemoteOffsets | None:
@@ -204,11 +204,11 @@ async def commit_passed_on(broker: Broker, commit: GroupCommit) -> Sequence[int]
     return await commit_group(commit, broker.groups, broker.offsets, broker.topics, limit, slices)
 
 
-def _remote_appends(
-    membership: ClusterMembership, clock: Clock, server: AppendServer
-) -> RemoteAppends | None:
+def _remote_appends(membership: ClusterMembership, server: AppendServer) -> RemoteAppends | None:
     node = membership.node
-    return None if node is None else RemoteAppends(node.calls, membership.view, clock, server)
+    if node is None:
+        return None
+    return RemoteAppends(node.calls, membership.view, server.clock, server)
 
 
 def _max_decompressed(configs: BrokerConfigs) -> int:

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.coroutines import PENDING, SharedResult, TaskGroup, TimeSlices, sleep
+from gateway.handlers.produce_partitions import (
+    finish_earlier,
+    new_leader,
+    open_partition,
+    reserved_topic_error,
+)
 from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES, SNAPSHOT_BYTES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.caller import Caller
-from gateway.protocol.current_leader import current_leader, endpoints_of, names_leaders
+from gateway.protocol.current_leader import current_leader, endpoints_of
 from gateway.protocol.errors import (
     ErrorCode,
     KafkaError,
@@ -83,9 +88,6 @@ class InvalidRecordError(KafkaError):
 
 #: Partitions of one request that are prepared or appended in one reactor turn, about 40 us each.
 TURN_PARTITIONS = 200
-
-#: Partitions of one request that are opened concurrently.
-MAX_OPENING_PARTITIONS = 100
 
 #: Errors of partitions that cannot be served at the moment.
 _RETRIED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -401,22 +403,8 @@ async def _prepare_batch(
         batch = await _checked_batch(sent, sent.records, caller)
         if batch.is_transactional:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
-        if isinstance(partition, RemotePartition):
-            if batch.has_producer:
-                await _note_refused(topic, sent, partition.refusal, caller)
-                raise partition.refusal
-        elif batch.has_producer and partition.recovery is not None:
-            try:
-                await caller.broker.topics.opener.wait_for_recovery(partition)
-            except KafkaError as failure:
-                await _note_refused(topic, sent, failure, caller)
-                raise
-        if (
-            batch.has_producer
-            and caller.broker.topics.refused_batches
-            and isinstance(partition, Partition)
-        ):
-            _refuse_overtaking(batch, partition, caller)
+        if batch.has_producer:
+            await _wait_for_producers(topic, sent, batch, partition, caller)
         if partition.config.compacts:
             await _check_keys(sent.records, batch, partition, caller, max_record_errors)
         return partition, sent.records, batch, topic if isinstance(topic, str) else ""
@@ -451,82 +439,35 @@ async def _note_refused(
             topics.refused_batches.add(state.name, sent.index, batch, now)
 
 
-def _refuse_overtaking(batch: BatchHeader, partition: Partition, caller: Caller) -> None:
-    """Raise KafkaError if an earlier batch of a producer new to the partition was refused."""
-    refused, now = caller.broker.topics.refused_batches, caller.broker.clock.seconds()
+async def _wait_for_producers(
+    topic: str | bytes,
+    sent: PartitionRecords,
+    batch: BatchHeader,
+    partition: Partition | RemotePartition,
+    caller: Caller,
+) -> None:
+    """Wait until a batch of an idempotent producer can be checked. Raises KafkaError.
+
+    Also if an earlier batch of a producer new to the partition was refused.
+    """
+    topics = caller.broker.topics
+    try:
+        if isinstance(partition, RemotePartition):
+            raise partition.refusal
+        if partition.recovery is not None:
+            await topics.opener.wait_for_recovery(partition)
+    except KafkaError as failure:
+        await _note_refused(topic, sent, failure, caller)
+        raise
+    refused, now = topics.refused_batches, caller.broker.clock.seconds()
     if (
-        refused.precede(partition.topic, partition.index, batch, now)
+        refused
+        and refused.precede(partition.topic, partition.index, batch, now)
         and batch.producer_id not in partition.producers
     ):
         raise KafkaError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, "an earlier batch of the producer was refused"
         )
-
-
-async def open_partition(
-    topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
-) -> Partition | RemotePartition:
-    """Open a partition, or find the gateway that leads it.
-
-    The next partitions of the request, from `named`, start opening too, so that they open
-    concurrently. Raises KafkaError.
-    """
-    topics = caller.broker.topics
-    internal = topics.find_internal(topic)
-    if internal is not None:
-        raise reserved_topic_error(internal.name)
-    for other in islice(named, MAX_OPENING_PARTITIONS):
-        topics.prefetch(*other)
-    try:
-        return await topics.partition(topic, index)
-    except KafkaError as failure:
-        remote = _remote_partition(topic, index, failure, caller)
-        if remote is None:
-            raise
-        return remote
-
-
-def _remote_partition(
-    topic: str | bytes, index: int, failure: KafkaError, caller: Caller
-) -> RemotePartition | None:
-    """Return the partition if another gateway leads it, and the client may not retry.
-
-    Clients that know the address of the leader from the reply send the records there (KIP-951).
-    """
-    appends, state = caller.broker.remote_appends, caller.broker.topics.get(topic)
-    if (
-        failure.code is not ErrorCode.NOT_LEADER_OR_FOLLOWER
-        or appends is None
-        or state is None
-        or names_leaders(ApiKey.PRODUCE, caller.api_version)
-    ):
-        return None
-    # Without its traceback, which would keep the bytes of the request.
-    refusal = KafkaError(failure.code, failure.message)
-    return appends.find_partition(state, index, _client(caller), refusal)
-
-
-def _client(caller: Caller) -> str:
-    return f"{caller.session.host} {caller.client_id or ''}"
-
-
-async def finish_earlier(partition: Partition | RemotePartition, caller: Caller) -> None:
-    """Wait until another gateway has passed on the earlier records of this client."""
-    appends = caller.broker.remote_appends
-    if appends is not None and isinstance(partition, Partition) and partition.has_remote_clients:
-        await appends.finish_earlier(partition, _client(caller))
-
-
-def reserved_topic_error(topic: str) -> KafkaError:
-    """The error for topics reserved by the gateway, as Kafka's ReplicaManager for internal topics.
-
-    Kafka exempts clients with the id __admin_client; the gateway does not, since any client can use
-    it.
-    """
-    return KafkaError(
-        ErrorCode.INVALID_TOPIC_EXCEPTION,
-        f"Cannot append to {topic}: the topic is reserved by the gateway",
-    )
 
 
 async def _check_keys(
@@ -597,7 +538,7 @@ def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResu
         return ready
     partition, records, checked, called = ready
     if isinstance(partition, Partition) and partition.has_resigned:
-        partition = _resigned(partition, checked, caller) or partition
+        partition = new_leader(partition, checked, caller) or partition
     if isinstance(checked, BatchHeader):
         return _queue_batch(partition, records, checked, now, called)
     try:
@@ -605,16 +546,6 @@ def _queue(ready: Prepared, now: int, caller: Caller) -> SharedResult[AppendResu
     except KafkaError as failure:
         clear_frames(failure)
         return failure
-
-
-def _resigned(
-    partition: Partition, checked: BatchHeader | MessageSet, caller: Caller
-) -> RemotePartition | None:
-    """Find the new leader of a partition that was handed over while the records were checked."""
-    if isinstance(checked, BatchHeader) and checked.has_producer:
-        return None
-    failure = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    return _remote_partition(partition.topic, partition.index, failure, caller)
 
 
 async def _append(ready: Prepared, now: int, caller: Caller) -> AppendResult:

@@ -1,4 +1,6 @@
-"""Topics: the registry, their names and states, and the opening of their partitions.
+"""Topics: the registry, their names and states, the opening of their partitions, and appends that
+are passed on to other gateways.
 
-May import `gateway.partitions`, `gateway.configs` and `gateway.settings`.
+May import `gateway.partitions`, `gateway.configs`, `gateway.cluster`, `gateway.settings` and
+`records`.
 """

@@ -89,7 +89,7 @@ class AppendServer:
         self._max_decompressed_bytes = max_decompressed_bytes
         self._run = run
         self._now = now
-        self._clock = clock
+        self.clock = clock
         #: The gateway that passed records on, by partition and client; the oldest first.
         self._clients: OrderedDict[tuple[PartitionKey, str], int] = OrderedDict()
         self._clients_of: Counter[PartitionKey] = Counter()
@@ -97,7 +97,7 @@ class AppendServer:
     async def append(self, payload: bytes) -> bytes:
         """Execute a call. Raises CallRefused if nothing was appended."""
         asked = _DECODER.decode(payload)
-        until = self._clock.seconds() + asked.seconds
+        until = self.clock.seconds() + asked.seconds
         key = asked.topic_id, asked.index
         for client in asked.clients:
             self._note_client(key, client, asked.node_id)
@@ -110,7 +110,7 @@ class AppendServer:
                 # This gateway may not have replayed the topic yet.
                 raise CallRefused(failure.message) from failure
             return _ENCODER.encode([_error(failure)] * len(views))
-        if self._clock.seconds() >= until:
+        if self.clock.seconds() >= until:
             raise CallRefused("the time for the append has passed")
         # From here to the first wait without interruption, so that the order is kept.
         partition.has_remote_clients = key in self._clients_of

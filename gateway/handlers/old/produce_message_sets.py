@@ -17,8 +17,10 @@ from gateway.handlers.produce import (
     Prepared,
     append_records,
     check_size,
-    finish_earlier,
     missing_key_message,
+)
+from gateway.handlers.produce_partitions import (
+    finish_earlier,
     open_partition,
     reserved_topic_error,
 )
