@@ -12,11 +12,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import click
@@ -258,6 +257,7 @@ def _supervise(settings: Settings) -> int:
 def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     # Imports create objects that stay. Collections would scan them again and again.
     gc.disable()
+    _install_reactor()
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
@@ -270,7 +270,6 @@ def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     # group members would time out; if it jumped back, none would fire until it caught up. The clock
     # must run while the machine is suspended, because leases end in that time.
     cast(Any, reactor).seconds = clock_seconds
-    _shorten_reactor_calls()
     # Twisted's log goes through `logging`, like that of other libraries.
     globalLogBeginner.beginLoggingTo(
         [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False
@@ -282,29 +281,13 @@ def _run(settings: Settings, role: supervisor.WorkerRole | None = None) -> int:
     return code
 
 
-def _shorten_reactor_calls() -> None:
-    """Save two calls of the reactor that cost about two microseconds each.
-
-    For each socket that is ready it creates a logging context, which nothing uses. To be woken by
-    another thread it finds `untilConcludes` through the proxy of a module with deprecated names.
-    """
-    from twisted.python.util import untilConcludes
-
-    for module, name, replacement in (
-        ("epollreactor", "log", SimpleNamespace(callWithLogger=_call_without_context)),
-        ("_signals", "util", SimpleNamespace(untilConcludes=untilConcludes)),
-    ):
-        found = sys.modules.get(f"twisted.internet.{module}")
-        if found is not None:
-            setattr(found, name, replacement)
-
-
-def _call_without_context(_: object, call: Callable[..., object], *arguments: object) -> None:
-    """Replaces Twisted's `callWithLogger`: call, and log what is raised."""
+def _install_reactor() -> None:
+    """Install the gateway's reactor, on Linux; elsewhere Twisted installs one."""
     try:
-        call(*arguments)
-    except Exception as failure:  # noqa: BLE001 - of one socket
-        _log.bug("a socket's event failed", failure)
+        from gateway.reactor import install
+    except ImportError:
+        return
+    install()
 
 
 def _assignments(pairs: Iterable[str]) -> dict[str, str]:

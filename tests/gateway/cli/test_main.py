@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -182,6 +181,8 @@ def test_reactor_timers_do_not_follow_wall_clock(monkeypatch):
         server, "run", lambda settings, its_reactor, _: clocks.append(its_reactor.seconds) or 0
     )
     monkeypatch.setattr(globalLogBeginner, "beginLoggingTo", lambda *_, **__: None)
+    # The tests have a reactor already.
+    monkeypatch.setattr(main, "_install_reactor", lambda: None)
     main._run(Settings())
     assert clocks == [clock_seconds]
 
@@ -347,23 +348,3 @@ def test_serve_imports_no_other_command():
         [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
     )
     assert not {*main.COMMANDS.values(), "kafka"} & {*done.stdout.split()}
-
-
-def test_failing_event_of_socket_is_logged(caplog):
-    def fail(size):
-        raise ValueError(f"broken: {size}")
-
-    main._call_without_context(None, fail, 7)
-    (record,) = caplog.records
-    assert record.event == "a socket's event failed"
-    assert record.fields["error"] == "ValueError: broken: 7"
-
-
-def test_reactor_calls_what_is_replaced():
-    """A new version of Twisted may not have these names."""
-    pytest.importorskip("twisted.internet.epollreactor")
-    for module, call in (
-        ("epollreactor", "log.callWithLogger(selectable, _drdw, selectable, fd, event)"),
-        ("_signals", "util.untilConcludes(os.write, self.o,"),
-    ):
-        assert call in inspect.getsource(import_module(f"twisted.internet.{module}"))
