@@ -146,25 +146,27 @@ class KafkaConnection(Protocol):
         if self._is_closing:
             return
         self.last_active = self._clock.seconds()
+        splitter = self._splitter
         try:
-            frames = self._splitter.feed(chunk)
+            frames = splitter.feed(chunk)
         except Refused as refusal:
             self._traffic.closing("error:frame")
             self._dispatch.log_refusal(str(refusal))
             self.abort()
             return
-        partial_bytes = self._splitter.partial_bytes
-        if not partial_bytes:
-            self._frame_started_at = None
-        elif frames or self._frame_started_at is None:
-            self._frame_started_at = self.last_active
+        partial_bytes = splitter.partial_bytes
         if partial_bytes or self._has_partial_frame:
+            if not partial_bytes:
+                self._frame_started_at = None
+            elif frames or not self._has_partial_frame:
+                self._frame_started_at = self.last_active
             self._has_partial_frame = partial_bytes > 0
             self._count_partial_frame(partial_bytes, has_begun=bool(frames))
         if frames:
-            was_ready = self.session.is_ready
+            session = self.session
+            was_ready = session.is_ready
             self._dispatch.frames_received(frames)
-            if self.session.is_ready != was_ready:
+            if session.is_ready != was_ready:
                 self._apply_login_state()
         if partial_bytes:
             self._dispatch.partial_frame_received(self._splitter.partial_start)

@@ -40,11 +40,11 @@ class MemoryBudget:
     __slots__ = (
         "_clock",
         "_is_scheduled",
-        "_unblocked",
         "_waiting",
         "limit",
         "partial_bytes",
         "request_bytes",
+        "unblocked",
     )
 
     def __init__(self, limit: int, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class MemoryBudget:
         self.request_bytes = 0
         self.partial_bytes = 0
         self._waiting: dict[ConnectionFlow, None] = {}
-        self._unblocked: ConnectionFlow | None = None
+        self.unblocked: ConnectionFlow | None = None
         self._is_scheduled = False
 
     @property
@@ -63,11 +63,11 @@ class MemoryBudget:
     def has_room(self, flow: ConnectionFlow, reserved: int = 0) -> bool:
         """Return whether `flow` may be read while `reserved` bytes are kept free for others."""
         used = self.used + reserved
-        if used < self.limit or flow is self._unblocked:
+        if used < self.limit or flow is self.unblocked:
             return True
         if not self._partial_frames_dominate or flow.has_partial_frame:
             return False
-        others = used if self._unblocked is None else used - self._unblocked.partial_bytes
+        others = used if self.unblocked is None else used - self.unblocked.partial_bytes
         return others < self.limit + self.limit // 8
 
     def resume_later(self, flow: ConnectionFlow) -> None:
@@ -79,8 +79,8 @@ class MemoryBudget:
 
     def frame_completed(self, flow: ConnectionFlow) -> None:
         """Note that `flow` has received a whole frame or is closed."""
-        if self._unblocked is flow:
-            self._unblocked = None
+        if self.unblocked is flow:
+            self.unblocked = None
 
     def remove(self, flow: ConnectionFlow) -> None:
         self.frame_completed(flow)
@@ -96,8 +96,8 @@ class MemoryBudget:
         waiting, self._waiting = self._waiting, {}
         reserved = 0
         for flow in waiting:
-            if self._unblocked is None and flow.has_partial_frame and self._partial_frames_dominate:
-                self._unblocked = flow
+            if self.unblocked is None and flow.has_partial_frame and self._partial_frames_dominate:
+                self.unblocked = flow
             if self.has_room(flow, reserved):
                 reserved += RESUME_RESERVE_BYTES
                 flow.resume()
@@ -224,8 +224,10 @@ class ConnectionFlow:
         """Record that `requests` whole requests arrived, with `size` bytes in total."""
         self._bytes += size
         self._requests += requests
-        self.budget.request_bytes += size
-        self.budget.frame_completed(self)
+        budget = self.budget
+        budget.request_bytes += size
+        if budget.unblocked is self:
+            budget.unblocked = None
 
     def requests_finished(self, size: int, requests: int) -> None:
         """Record that `size` bytes of `requests` requests are answered."""

@@ -19,21 +19,18 @@ class FrameSplitter:
     """Splits received bytes into frames.
 
     `limit` is the largest length in bytes. It may change between calls: it is small before a login
-    and large after it.
+    and large after it. `partial_bytes` is how much was received of an incomplete frame, including
+    its length field; 0 if there is none.
     """
 
-    __slots__ = ("_frame", "_prefix", "_remaining", "limit")
+    __slots__ = ("_frame", "_prefix", "_remaining", "limit", "partial_bytes")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._prefix = b""
         self._frame = bytearray()
         self._remaining = 0
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes received of an incomplete frame, including its length field; 0 if there is none."""
-        return 4 + len(self._frame) if self._remaining else len(self._prefix)
+        self.partial_bytes = 0
 
     @property
     def partial_start(self) -> bytes:
@@ -43,6 +40,7 @@ class FrameSplitter:
     def discard_partial(self) -> None:
         """Free the bytes of a frame that will not be completed."""
         self._prefix, self._frame, self._remaining = b"", bytearray(), 0
+        self.partial_bytes = 0
 
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
         """Return the frames that `chunk` completes, in order.
@@ -50,14 +48,14 @@ class FrameSplitter:
         Raises Refused if a length is negative or above the limit.
         """
         frames: list[bytearray] = []
-        position, end = 0, len(chunk)
-        if not self._remaining and not self._prefix:
+        position = 0
+        if not self.partial_bytes:
             whole = compiled.frames(chunk, self.limit)
             if whole is not None:
                 frames, position = whole
-                if position == end:
+                if position == len(chunk):
                     return frames
-        view = memoryview(chunk)
+        view, end = memoryview(chunk), len(chunk)
         while position < end:
             if self._remaining:
                 taken = min(self._remaining, end - position)
@@ -86,4 +84,5 @@ class FrameSplitter:
                 position += length
             else:
                 self._remaining = length
+        self.partial_bytes = 4 + len(self._frame) if self._remaining else len(self._prefix)
         return frames
