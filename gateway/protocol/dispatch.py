@@ -281,7 +281,7 @@ class Dispatch:
         served = self._served_at_once
         if served is not None and self._start_again(frame, served):
             return
-        request = InFlightRequest(len(frame))
+        request = InFlightRequest(len(frame), self._traffic.ticks())
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
@@ -357,10 +357,11 @@ class Dispatch:
             or session.scope is not None
         ):
             return False
+        began = self._traffic.ticks()
         try:
             request = served.again(frame, served.encoded, served.caller)
         except Exception as failure:  # noqa: BLE001 - as in `_start`
-            self._fail_unstarted(frame, served, failure)
+            self._fail_unstarted(frame, served, began, failure)
             return True
         if request is None:
             # It is not tried for the same frame again.
@@ -370,6 +371,7 @@ class Dispatch:
         self._unanswered += 1
         try:
             request.route = served.route
+            request.began = began
             self._traffic.request_started(request, served.header)
             deadline = request.begin(self._turn_began, self._plain_ended)
             if deadline and (self._expiry is None or deadline < self._expires_at):
@@ -378,8 +380,10 @@ class Dispatch:
             self._failed(request, bug)
         return True
 
-    def _fail_unstarted(self, frame: bytearray, served: ServedHeader, failure: Exception) -> None:
-        request = InFlightRequest(len(frame))
+    def _fail_unstarted(
+        self, frame: bytearray, served: ServedHeader, began: int, failure: Exception
+    ) -> None:
+        request = InFlightRequest(len(frame), began)
         request.route = served.route
         request.api_key, request.version = served.header.api_key, served.header.api_version
         self._in_flight.append(request)
