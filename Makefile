@@ -41,8 +41,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-path bench-groups bench-shared \
-	bench-pulsar bench-traffic bench-logins bench-cluster bench-workers slow legacy fingerprints \
-	tox clean spark picture bench-reports demo chaos fuzz restarts style types
+	bench-pulsar bench-traffic bench-logins bench-idle bench-cluster bench-workers slow legacy \
+	fingerprints tox clean spark picture bench-reports demo chaos fuzz restarts style types
 
 ## list the targets
 help:
@@ -149,6 +149,10 @@ bench-traffic: $(VENV)/.test
 ## benchmark log-ins by SASL mechanism (2 minutes; ARGS: --help)
 bench-logins: $(VENV)/.test
 	$(PY) -m bench.logins $(ARGS)
+
+## measure the memory of a gateway per idle connection (3 minutes; ARGS: --help)
+bench-idle: $(VENV)/.test
+	$(PY) -m bench.logins.idle $(ARGS)
 
 ## measure how long producers wait when one of three gateways stops (15 minutes; ARGS: --help)
 bench-cluster: $(VENV)/.test

@@ -9,6 +9,7 @@ The servers take turns at every step, and the table has medians over several rou
 - Produce with batches of one record, as applications send that wait for each record.
 
 With --beside, the gateway of another checkout takes Kafka's place: the same load on two versions.
+With --log-flush os, a gateway with this setting is measured as well, in a separate table.
 
 In rows with "both sync" Kafka's topic has flush.messages=1: like the gateway, it then acknowledges
 only what is on disk.
@@ -59,6 +60,9 @@ def main() -> int:
             if options.beside is None
             else BenchGateway.start(checkout=options.beside)
         )
+        if options.log_flush == "os":
+            servers.append(BenchGateway.start(arguments=("--set", "log_flush=os")))
+            servers[-1].name += ", log_flush=os"
         for server in servers:
             warm_up(server, load, WarmUpLimits(), _say)
         steps = plan(servers, options.rounds, load)
@@ -74,8 +78,11 @@ def main() -> int:
         for server in servers:
             server.stop()
     comparisons = compare(figures, servers[0].name, servers[1].name)
-    print(table(comparisons, "Kafka" if options.beside is None else servers[1].name))
-    if options.beside is None and not options.only_small:
+    peer = "Kafka" if options.beside is None else servers[1].name
+    print(table(comparisons, peer))
+    for other in servers[2:]:
+        print(f"\n{other.name}:\n\n{table(compare(figures, other.name, servers[1].name), peer)}")
+    if options.beside is None and options.log_flush == "fsync" and not options.only_small:
         _write(
             options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}."
         )
@@ -124,6 +131,12 @@ def _options() -> argparse.Namespace:
         help="measure only those; the table is only printed",
     )
     parser.add_argument(
+        "--log-flush",
+        choices=("fsync", "os"),
+        default="fsync",
+        help="os: measure a gateway with log_flush=os, too; the tables are only printed (fsync)",
+    )
+    parser.add_argument(
         "--collector",
         choices=COLLECTORS,
         default="g1",
@@ -150,9 +163,8 @@ def _options() -> argparse.Namespace:
 def _check_disk_space(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     load = _load(options)
     warm_up_mib = len(load.codecs) * min(WarmUpLimits().mib, load.mib) * WarmUpLimits().limit
-    needed = (
-        int(2 * (options.rounds * load.mib_per_round() + warm_up_mib) * DISK_BYTES_PER_BYTE) << 20
-    )
+    mib = (options.rounds * load.mib_per_round() + warm_up_mib) * DISK_BYTES_PER_BYTE
+    needed = int(mib * (3 if options.log_flush == "os" else 2)) << 20
     if needed > (free := shutil.disk_usage(tempfile.gettempdir()).free):
         parser.error(
             f"not enough disk space: needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, "

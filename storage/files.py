@@ -70,12 +70,15 @@ class Files(Protocol):
         directory: Path,
         written: int,
         least: int,
+        *,
+        syncs: bool,
     ) -> int:
-        """Return the `room`. Unless it is below `least`, `write` and `sync` before."""
+        """Return the `room`. Unless it is below `least`, `write` before, and `sync` if `syncs`."""
         room = self.room(directory, written)
         if room >= least:
             self.write(descriptor, buffers, position)
-            self.sync(descriptor)
+            if syncs:
+                self.sync(descriptor)
         return room
 
 
@@ -145,7 +148,7 @@ class DiskFiles(Files):
         return free if limit == resource.RLIM_INFINITY else min(free, limit - written)
 
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Expected INTERFACE of the compiled module; incremented when `store` changes."""
 
 _store: Callable[..., Any] | None = None
@@ -170,8 +173,13 @@ class CompiledDiskFiles(DiskFiles):
         directory: Path,
         written: int,
         least: int,
+        *,
+        syncs: bool,
     ) -> int:
         if _store is None or len(buffers) > MOST_BUFFERS:
-            return super().store(descriptor, buffers, position, directory, written, least)
-        room: int = _store(descriptor, buffers, position, os.fsencode(directory), written, least)
+            return super().store(
+                descriptor, buffers, position, directory, written, least, syncs=syncs
+            )
+        path = os.fsencode(directory)
+        room: int = _store(descriptor, buffers, position, path, written, least, syncs)
         return room

@@ -1,1 +1,1 @@
-"""Cost of log-ins by SASL mechanism, and times of wrong users and wrong passwords."""
+"""Cost of log-ins by SASL mechanism, times of wrong users and passwords, idle connections."""

@@ -34,10 +34,12 @@ MAX_BYTES_TO_TARGET = 2 * MAX_CALL_BYTES
 #: Most calls of other gateways that this gateway executes at the same time.
 MAX_RUNNING = 1000
 
-#: Most replies that are kept to answer repeated requests, and their total bytes.
+#: Most replies of a method that are kept to answer repeated requests, and their total bytes. Each
+#: method has its own: appends that are passed on may come by the thousand a second, and must not
+#: evict the replies of calls that are repeated after seconds.
 MAX_REPLIES, MAX_REPLY_BYTES = 2000, 16 << 20
 
-#: Most callers in `_floors`; each takes about 200 bytes.
+#: Most callers in `_KeptReplies.floors`; each takes about 200 bytes.
 MAX_CALLERS = 1000
 
 #: Most bytes in the payload of a request or a reply, and in the message of an error. The rest of
@@ -123,6 +125,39 @@ class _Pending:
 _CallKey = tuple[int, int, int]
 
 
+class _KeptReplies:
+    """The last replies of one method.
+
+    `floors` has the largest id of a forgotten reply, by caller: its sender and incarnation.
+    """
+
+    __slots__ = ("floors", "replies", "size")
+
+    def __init__(self) -> None:
+        self.replies: OrderedDict[_CallKey, bytes] = OrderedDict()
+        self.size = 0
+        self.floors: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def is_forgotten(self, key: _CallKey) -> bool:
+        """Whether the call may have been executed before. It must not be executed again."""
+        sender, incarnation, call_id = key
+        return call_id <= self.floors.get((sender, incarnation), 0)
+
+    def add(self, key: _CallKey, reply: bytes) -> None:
+        self.replies[key] = reply
+        self.size += len(reply)
+        while len(self.replies) > MAX_REPLIES or self.size > MAX_REPLY_BYTES:
+            (sender, incarnation, call_id), forgotten = self.replies.popitem(last=False)
+            self.size -= len(forgotten)
+            self._raise_floor((sender, incarnation), call_id)
+
+    def _raise_floor(self, caller: tuple[int, int], call_id: int) -> None:
+        self.floors[caller] = max(call_id, self.floors.get(caller, 0))
+        self.floors.move_to_end(caller)
+        if len(self.floors) > MAX_CALLERS:
+            self.floors.popitem(last=False)
+
+
 class Calls:
     """Makes calls to other gateways and executes theirs.
 
@@ -151,9 +186,7 @@ class Calls:
         self._bytes_by_target: Counter[int] = Counter()
         self._handlers: dict[str, CallHandler] = {}
         self._running: dict[_CallKey, Cancel | None] = {}
-        self._replies: OrderedDict[_CallKey, bytes] = OrderedDict()
-        self._reply_bytes = 0
-        self._floors: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._kept: dict[str, _KeptReplies] = {}
         self._is_closed = False
 
     def serve(self, method: str, handler: CallHandler) -> None:
@@ -161,6 +194,7 @@ class Calls:
         if method in self._handlers:
             raise ValueError(f"method {method} already has a handler")
         self._handlers[method] = handler
+        self._kept[method] = _KeptReplies()
 
     async def call(self, node_id: int, method: str, payload: bytes, timeout: float) -> bytes:
         """Return the payload of the reply. Waits for at most `timeout` seconds.
@@ -272,23 +306,18 @@ class Calls:
             # The former process with this id may have executed the call.
             self._answer(request, _Status.UNANSWERED, "the gateway has restarted")
             return
-        caller = request.sender, request.incarnation
-        key = (*caller, request.call_id)
-        reply = self._replies.get(key)
+        kept = self._kept.get(request.method)
+        if kept is None:
+            self._answer(request, _Status.FAILED, f"unknown method {request.method}")
+            return
+        key = request.sender, request.incarnation, request.call_id
+        reply = kept.replies.get(key)
         if reply is not None:
             self._send(request.sender, reply)
-        elif (
-            key not in self._running
-            and request.seconds > 0
-            and request.call_id > self._floors.get(caller, 0)
-        ):
+        elif key not in self._running and request.seconds > 0 and not kept.is_forgotten(key):
             self._execute(request, key)
 
     def _execute(self, request: _Request, key: _CallKey) -> None:
-        handler = self._handlers.get(request.method)
-        if handler is None:
-            self._answer(request, _Status.FAILED, f"unknown method {request.method}")
-            return
         if len(self._running) >= MAX_RUNNING:
             # Kept, because the request may arrive again when fewer calls run.
             text = b"the gateway executes too many calls"
@@ -296,7 +325,7 @@ class Calls:
             return
         self._running[key] = None
         cancel = start(
-            handler(request.payload),
+            self._handlers[request.method](request.payload),
             partial(self._executed, request, key),
             partial(self._raised, request, key),
         )
@@ -331,19 +360,9 @@ class Calls:
 
     def _remember(self, request: _Request, key: _CallKey, status: _Status, payload: bytes) -> None:
         """Send the reply, and keep it to answer repeated requests."""
-        reply = self._replies[key] = self._encode(request, status, payload)
-        self._reply_bytes += len(reply)
-        while len(self._replies) > MAX_REPLIES or self._reply_bytes > MAX_REPLY_BYTES:
-            (sender, incarnation, call_id), forgotten = self._replies.popitem(last=False)
-            self._reply_bytes -= len(forgotten)
-            self._raise_floor((sender, incarnation), call_id)
+        reply = self._encode(request, status, payload)
+        self._kept[request.method].add(key, reply)
         self._send(request.sender, reply)
-
-    def _raise_floor(self, caller: tuple[int, int], call_id: int) -> None:
-        self._floors[caller] = max(call_id, self._floors.get(caller, 0))
-        self._floors.move_to_end(caller)
-        if len(self._floors) > MAX_CALLERS:
-            self._floors.popitem(last=False)
 
     def _answer(self, request: _Request, status: _Status, text: str) -> None:
         self._send(request.sender, self._encode(request, status, text.encode()))

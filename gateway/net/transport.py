@@ -90,7 +90,10 @@ class TcpConnection(tcp.Server):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unsent: deque[Buffer] = deque()
+        # Twisted's are strings of 80 bytes for each connection.
+        self.logstr = self.repstr = type(self.protocol).__name__
+        # As long as nothing is unsent there is no queue: an empty one takes 760 bytes.
+        self._unsent: deque[Buffer] | None = None
         self._unsent_bytes = 0
         #: Time of the last send in the reactor's seconds, used to detect peers that do not read.
         self.last_sent = self.reactor.seconds()
@@ -156,7 +159,8 @@ class TcpConnection(tcp.Server):
             self._receive is not None
             and type(buffers) is list
             and 0 < len(buffers) <= SEND_BUFFERS
-            and not (self._unsent or self._is_waiting_to_write or self.producerPaused)
+            and self._unsent is None
+            and not (self._is_waiting_to_write or self.producerPaused)
         ):
             # The common case: the socket takes everything.
             try:
@@ -169,8 +173,13 @@ class TcpConnection(tcp.Server):
                 return
         # Empty buffers are dropped; no Python loop, since a large reply has thousands.
         added = list(filter(len, buffers))
+        if not added:
+            return
         size = sum(map(len, added))
-        self._unsent += added
+        if self._unsent is None:
+            self._unsent = deque(added)
+        else:
+            self._unsent += added
         self._unsent_bytes += size
         self.server.outgoing.unsent += size
         self._remove_sent(sent)
@@ -228,15 +237,16 @@ class TcpConnection(tcp.Server):
         self._unsent_bytes -= sent
         self.server.outgoing.unsent -= sent
         if not self._unsent_bytes:
-            self._unsent.clear()
+            self._unsent = None
             return False
-        while sent:
-            first = self._unsent[0]
+        unsent = self._unsent
+        while sent and unsent:
+            first = unsent[0]
             if len(first) > sent:
-                self._unsent[0] = memoryview(first)[sent:]
+                unsent[0] = memoryview(first)[sent:]
                 return True
             sent -= len(first)
-            self._unsent.popleft()
+            unsent.popleft()
         return False
 
     def _isSendBufferFull(self) -> bool:
@@ -275,7 +285,7 @@ class TcpConnection(tcp.Server):
     def connectionLost(self, reason: Any) -> None:
         if self._half_close_timer is not None:
             self._half_close_timer()
-        self._unsent.clear()
+        self._unsent = None
         self.server.outgoing.unsent -= self._unsent_bytes
         self._unsent_bytes = 0
         super().connectionLost(reason)

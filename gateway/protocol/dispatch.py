@@ -105,9 +105,10 @@ class Dispatch:
         self._peer = peer
         self._listener = listener
         self._traffic = traffic
-        self._queued_frames: deque[bytearray] = deque()
+        # None instead of an empty queue, which takes 760 bytes. Most connections are idle.
+        self._queued_frames: deque[bytearray] | None = None
         self._long_poll = LongPoll(transport.acknowledge)
-        self._in_flight: deque[InFlightRequest] = deque()
+        self._in_flight: list[InFlightRequest] = []
         self._unanswered = 0
         self._ready_bytes = 0
         self._is_serving = False
@@ -121,7 +122,8 @@ class Dispatch:
         self._client_usage: ClientUsage | None = None
         self._last_caller: Caller | None = None
         self._served_at_once: ServedHeader | None = None
-        self._mute = Mute(broker.clock, flow, self._advance)
+        # None until the first throttle time.
+        self._mute: Mute | None = None
         # One timer for all requests: it is not cancelled for each of them. `_expires_at` is its
         # time, in the clock's seconds.
         self._expiry: DelayedCall | None = None
@@ -141,13 +143,13 @@ class Dispatch:
     def is_producing(self) -> bool:
         """Whether a Produce request is queued or unanswered."""
         return any(request.api_key == ApiKey.PRODUCE for request in self._in_flight) or any(
-            frame.startswith(_PRODUCE) for frame in self._queued_frames
+            frame.startswith(_PRODUCE) for frame in self._queued_frames or ()
         )
 
     @property
     def muted_until(self) -> float:
         """The end of the last throttle time in the clock's seconds."""
-        return self._mute.until
+        return 0.0 if self._mute is None else self._mute.until
 
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
@@ -155,7 +157,10 @@ class Dispatch:
         served = self._served_at_once
         if served is not None and len(frames) == 1 and self._start_alone(frames[0], served):
             return
-        self._queued_frames += frames
+        if self._queued_frames is None:
+            self._queued_frames = deque(frames)
+        else:
+            self._queued_frames += frames
         others = 0
         for frame in frames:
             if not frame.startswith(_FETCH):
@@ -189,12 +194,13 @@ class Dispatch:
         if self._is_closed:
             return
         self._is_closed = True
-        self._mute.cancel()
+        if self._mute is not None:
+            self._mute.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         self._session.end()
-        in_flight, self._in_flight = self._in_flight, deque()
-        queued, self._queued_frames = self._queued_frames, deque()
+        in_flight, self._in_flight = self._in_flight, []
+        queued, self._queued_frames = self._queued_frames or (), None
         for request in in_flight:
             if request.cancel is not None:
                 request.cancel()
@@ -211,10 +217,11 @@ class Dispatch:
         if self._is_advancing:
             return
         self._is_advancing = True
-        queued, seconds = self._queued_frames, self._broker.clock.seconds
+        seconds = self._broker.clock.seconds
         try:
             if self._ready_bytes:
                 self._send()
+            queued = self._queued_frames
             # Often there are only replies to send.
             self._turn_began = began = seconds() if queued else 0.0
             for _ in range(MAX_REQUESTS_PER_TURN):
@@ -238,6 +245,8 @@ class Dispatch:
                 self._continue_later()
         finally:
             self._is_advancing = False
+        if not self._queued_frames:
+            self._queued_frames = None
         in_flight = self._in_flight
         if self._session.is_closed or (in_flight and in_flight[0].reply is not None):
             self._send()
@@ -268,7 +277,7 @@ class Dispatch:
             self._is_serving
             or self._is_closed
             or self._is_writing_held
-            or self._mute.is_on
+            or (self._mute is not None and self._mute.is_on)
             or self._session.is_closed
         ):
             return False
@@ -281,7 +290,7 @@ class Dispatch:
         served = self._served_at_once
         if served is not None and self._start_again(frame, served):
             return
-        request = InFlightRequest(len(frame))
+        request = InFlightRequest(len(frame), self._traffic.ticks())
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
@@ -357,10 +366,11 @@ class Dispatch:
             or session.scope is not None
         ):
             return False
+        began = self._traffic.ticks()
         try:
             request = served.again(frame, served.encoded, served.caller)
         except Exception as failure:  # noqa: BLE001 - as in `_start`
-            self._fail_unstarted(frame, served, failure)
+            self._fail_unstarted(frame, served, began, failure)
             return True
         if request is None:
             # It is not tried for the same frame again.
@@ -370,6 +380,7 @@ class Dispatch:
         self._unanswered += 1
         try:
             request.route = served.route
+            request.began = began
             self._traffic.request_started(request, served.header)
             deadline = request.begin(self._turn_began, self._plain_ended)
             if deadline and (self._expiry is None or deadline < self._expires_at):
@@ -378,8 +389,10 @@ class Dispatch:
             self._failed(request, bug)
         return True
 
-    def _fail_unstarted(self, frame: bytearray, served: ServedHeader, failure: Exception) -> None:
-        request = InFlightRequest(len(frame))
+    def _fail_unstarted(
+        self, frame: bytearray, served: ServedHeader, began: int, failure: Exception
+    ) -> None:
+        request = InFlightRequest(len(frame), began)
         request.route = served.route
         request.api_key, request.version = served.header.api_key, served.header.api_version
         self._in_flight.append(request)
@@ -606,7 +619,7 @@ class Dispatch:
             return False
         request.is_appending = False
         if request.throttle_ms:
-            self._mute.extend(request.throttle_ms)
+            self.mute().extend(request.throttle_ms)
         route = request.route
         if route is None:
             request.reply = reply
@@ -634,9 +647,15 @@ class Dispatch:
         self._traffic.request_answered(request, reply, size)
         return True
 
+    def mute(self) -> Mute:
+        """Return the throttle time of this connection."""
+        if self._mute is None:
+            self._mute = Mute(self._broker.clock, self._flow, self._advance)
+        return self._mute
+
     def end_throttling(self) -> None:
         """Serve what is queued without further throttling: the gateway shuts down."""
-        self._mute.disable()
+        self.mute().disable()
 
     def _send(self) -> None:
         """Send all finished replies, in the order of their requests, in one write."""
@@ -644,10 +663,14 @@ class Dispatch:
         reply: list[Buffer] | None = None
         freed = answered = 0
         in_flight = self._in_flight
-        while in_flight and (reply := in_flight[0].reply) is not None:
-            freed += in_flight.popleft().size
+        for request in in_flight:
+            reply = request.reply
+            if reply is None:
+                break
+            freed += request.size
             answered += 1
             buffers += reply
+        del in_flight[:answered]
         self._ready_bytes = 0
         if (
             self._session.is_closed

@@ -95,6 +95,8 @@ class SessionLifetime:
 
 UNLIMITED = SessionLifetime()
 
+_NO_MECHANISMS: Mapping[str, Mechanism] = {}
+
 
 class MechanismError(Exception):
     """A bug in a mechanism.
@@ -157,7 +159,7 @@ class LoginSession:
         tenants: Tenants | None = None,
     ) -> None:
         self.host = host
-        self._mechanisms = mechanisms or {}
+        self._mechanisms: Mapping[str, Mechanism] = mechanisms or _NO_MECHANISMS
         self._lifetime = lifetime
         self._seconds = seconds
         self._tenants = tenants

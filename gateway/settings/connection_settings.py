@@ -17,8 +17,8 @@ class ConnectionSettings(BaseModel):
         ge=1,
         le=1_000_000,
         description=(
-            "Maximum number of open connections, about 10 KiB each when idle. The limit on open "
-            "files must allow them."
+            "Maximum number of open connections, about 3 KiB each when idle, 27 KiB with TLS. The "
+            "limit on open files must allow them."
         ),
     )
     max_connections_per_ip: int = Field(

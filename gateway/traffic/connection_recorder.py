@@ -71,7 +71,7 @@ class ConnectionRecorder(Recorder):
         "_reason",
         "_requests",
         "_since",
-        "_ticks",
+        "ticks",
     )
 
     def __init__(
@@ -80,7 +80,7 @@ class ConnectionRecorder(Recorder):
         self._log = log
         self._name = name
         self._peer = peer
-        self._ticks = log.ticks
+        self.ticks = log.ticks
         self._client = ClientIdentity(None if principal is None else str(principal))
         self._opened_at = self._since = log.now()
         self._group: str | None = None
@@ -136,7 +136,6 @@ class ConnectionRecorder(Recorder):
             header, is_served=request.route is not None
         ):
             self._log.write([self._event("greeted")])
-        request.began = self._ticks()
 
     def request_answered(self, request: TracedRequest, reply: Any, size: int) -> None:
         if request.api_key < 0:
@@ -146,7 +145,7 @@ class ConnectionRecorder(Recorder):
             return
         group, self._group = self._group, None
         usage = self._counters[request.api_key, request.version, None, group]
-        usage.add_request(request.size, size, (self._ticks() - request.began) // 1000)
+        usage.add_request(request.size, size, (self.ticks() - request.began) // 1000)
         if request.throttle_ms:
             usage.throttle_ms += request.throttle_ms
         if request.api_key > _FETCH and reply is not None:

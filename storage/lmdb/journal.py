@@ -163,9 +163,16 @@ class SegmentFile:
     def sync(self) -> None:
         self._files.sync(self._descriptor)
 
-    def store(self, buffers: list[Buffer], at: int, directory: Path, least: int) -> int:
-        """`Files.store`, within the size of the file."""
-        return self._files.store(self._descriptor, buffers, at, directory, self.size, least)
+    def store(
+        self, buffers: list[Buffer], at: int, end: int, directory: Path, least: int, *, syncs: bool
+    ) -> int:
+        """`Files.store` of `buffers` from `at` to `end`."""
+        size = self.size
+        self.size = max(size, end)
+        room = self._files.store(self._descriptor, buffers, at, directory, size, least, syncs=syncs)
+        if room < least:
+            self.size = size
+        return room
 
 
 class Staging:
@@ -315,8 +322,8 @@ class Journal:
         try:
             is_begun = staging.segment == self.end.segment
             is_durable = self._settings.sync_appends or not staging.has_appends
-            if is_durable and is_begun and self._is_cut and staging.at <= self._current().size:
-                self._store(staging)
+            if is_begun and self._is_cut and (not is_durable or staging.at <= self._current().size):
+                self._store(staging, is_durable=is_durable)
                 return
             room = self._checked_room(staging, is_begun)
             if not is_begun:
@@ -452,21 +459,29 @@ class Journal:
             self._file = SegmentFile(self._files, self._path(self.end.segment))
         return self._file
 
-    def _store(self, staging: Staging) -> None:
-        """Write frames for which the file is large enough, durably. Raises OSError.
+    def _store(self, staging: Staging, *, is_durable: bool) -> None:
+        """Write frames in one call. Raises OSError.
 
-        This is the common case, because the file is filled ahead.
+        This is the common case: a file is filled ahead of durable writes, and for others its size
+        may change.
         """
-        reserve = self._reserve(staging)
-        was_synced = self._is_synced
+        file, reserve, was_synced = self._current(), self._reserve(staging), self._is_synced
+        growth = max(staging.at - file.size, 0)
         staging.is_written = True
         self._is_synced = False
-        room = self._current().store(staging.buffers, staging.start, self.directory, reserve)
-        if room < reserve:
+        room = file.store(
+            staging.buffers,
+            staging.start,
+            staging.at,
+            self.directory,
+            reserve + growth,
+            syncs=is_durable,
+        )
+        if room < reserve + growth:
             staging.is_written = False
             self._is_synced = was_synced
-            raise _disk_full(room, reserve)
-        self._is_synced = True
+            raise _disk_full(room - growth, reserve)
+        self._is_synced = is_durable
 
     def _reserve(self, staging: Staging) -> int:
         """Bytes that must be left on the disk."""

@@ -36,7 +36,7 @@ def test_store_writes_all_buffers_at_the_position(
     disk: Files, descriptor: int, tmp_path: Path
 ) -> None:
     disk.write(descriptor, [b"." * 30], 0)
-    room = disk.store(descriptor, list(BUFFERS), 4, tmp_path, 30, 0)
+    room = disk.store(descriptor, list(BUFFERS), 4, tmp_path, 30, 0, syncs=True)
     assert (tmp_path / "file").read_bytes() == b"." * 4 + WRITTEN + b"." * 8
     assert room > 0
 
@@ -45,13 +45,13 @@ def test_store_writes_more_buffers_than_one_system_call_takes(
     disk: Files, descriptor: int, tmp_path: Path
 ) -> None:
     pieces = [b"%04d" % number for number in range(2500)]
-    disk.store(descriptor, list(pieces), 0, tmp_path, 0, 0)
+    disk.store(descriptor, list(pieces), 0, tmp_path, 0, 0, syncs=True)
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
 
 
 def test_store_without_room_writes_nothing(disk: Files, descriptor: int, tmp_path: Path) -> None:
     least = 1 << 62
-    assert 0 < disk.store(descriptor, list(BUFFERS), 0, tmp_path, 0, least) < least
+    assert 0 < disk.store(descriptor, list(BUFFERS), 0, tmp_path, 0, least, syncs=True) < least
     assert disk.size(descriptor) == 0
 
 
@@ -59,13 +59,16 @@ def test_room_is_limited_by_the_size_of_files(disk: Files, descriptor: int, tmp_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
     try:
-        assert disk.store(descriptor, [b"some"], 0, tmp_path, 1000, 0) == 4000
+        assert disk.store(descriptor, [b"some"], 0, tmp_path, 1000, 0, syncs=True) == 4000
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_room_is_unlimited_if_it_is_unknown(disk: Files, descriptor: int, tmp_path: Path) -> None:
-    assert disk.store(descriptor, [b"some"], 0, tmp_path / "missing", 0, 1 << 60) >= 1 << 60
+    assert (
+        disk.store(descriptor, [b"some"], 0, tmp_path / "missing", 0, 1 << 60, syncs=True)
+        >= 1 << 60
+    )
 
 
 def test_error_of_a_write_is_raised(disk: Files, tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def test_error_of_a_write_is_raised(disk: Files, tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="Bad file descriptor"):
-            disk.store(descriptor, [b"some"], 0, tmp_path, 0, 0)
+            disk.store(descriptor, [b"some"], 0, tmp_path, 0, 0, syncs=True)
     finally:
         os.close(descriptor)
 
@@ -87,7 +90,7 @@ def test_write_that_ends_at_the_limit_of_a_file_raises(
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            disk.store(descriptor, list(BUFFERS), 0, tmp_path, 0, 0)
+            disk.store(descriptor, list(BUFFERS), 0, tmp_path, 0, 0, syncs=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -99,9 +102,20 @@ def test_error_of_a_sync_is_raised(disk: Files, tmp_path: Path) -> None:
     try:
         # A pipe takes no position, either: nothing is written, and only the sync remains.
         with pytest.raises(OSError, match=r"Illegal seek|Invalid argument"):
-            disk.store(writing, [b"some"], 0, tmp_path, 0, 0)
+            disk.store(writing, [b"some"], 0, tmp_path, 0, 0, syncs=True)
         with pytest.raises(OSError, match=r"Illegal seek|Invalid argument"):
-            disk.store(writing, [], 0, tmp_path, 0, 0)
+            disk.store(writing, [], 0, tmp_path, 0, 0, syncs=True)
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_store_syncs_only_if_asked(disk: Files, tmp_path: Path) -> None:
+    """A device takes no sync, so that one is seen as an error."""
+    descriptor = os.open("/dev/null", os.O_WRONLY)
+    try:
+        disk.store(descriptor, [b"some"], 0, tmp_path, 0, 0, syncs=False)
+        with pytest.raises(OSError, match="Invalid argument"):
+            disk.store(descriptor, [b"some"], 0, tmp_path, 0, 0, syncs=True)
+    finally:
+        os.close(descriptor)

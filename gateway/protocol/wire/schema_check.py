@@ -20,8 +20,9 @@ from gateway.protocol.wire.primitives import (
     skip_tags,
 )
 
-#: Bytes that the decoder may copy for the tagged fields of one message. Clients send no tagged
-#: fields that it does not support.
+#: Bytes that the decoder may copy for the tagged fields of one message: it copies the rest of the
+#: message for each section with at least one field. Of the requests that the gateway serves, only
+#: Fetch has tagged fields in its body, and kafka-python does not decode it.
 MAX_COPIED_BYTES = 64 << 20
 
 Step = Callable[["_CheckState", int], int]

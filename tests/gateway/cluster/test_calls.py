@@ -20,7 +20,7 @@ from tests.gateway.cluster.fake_inboxes import FakeInboxes
 
 
 class ConnectedCalls:
-    """ConnectedCalls 1 and 2; 2 serves `echo`, which waits while `held` is set."""
+    """ConnectedCalls 1 and 2; 2 serves `echo` and `other`, which wait while `held` is set."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -41,6 +41,7 @@ class ConnectedCalls:
         )
         self.inboxes.receivers[node_id] = made.on_message
         made.serve("echo", self.echo)
+        made.serve("other", self.echo)
         return made
 
     async def echo(self, payload: bytes) -> bytes:
@@ -121,8 +122,24 @@ def test_kept_replies_are_bounded_in_bytes(
     for _ in range(20):
         gateways.start(bytes(300))
     gateways.run(1)
-    assert len(gateways.two._replies) == 3
-    assert gateways.two._reply_bytes == sum(map(len, gateways.two._replies.values()))
+    kept = gateways.two._kept["echo"]
+    assert len(kept.replies) == 3
+    assert kept.size == sum(map(len, kept.replies.values()))
+
+
+def test_calls_of_one_method_do_not_evict_the_replies_of_another(
+    gateways: ConnectedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_REPLIES", 2)
+    # Only the reply to the first request is lost: the caller repeats it after a second.
+    gateways.inboxes.loses = lambda sender, _: sender == 2 and len(gateways.inboxes.sent) == 2
+    waiting = gateways.start(b"first", method="other", timeout=20)
+    gateways.clock.advance(0.5)
+    for number in range(5):
+        gateways.start(b"%d" % number)
+    gateways.run(5)
+    assert waiting.result == b"re: first"
+    assert gateways.executed.count(b"first") == 1
 
 
 def test_call_without_an_answer_ends_at_its_deadline(gateways: ConnectedCalls) -> None:

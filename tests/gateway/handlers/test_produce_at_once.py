@@ -14,6 +14,7 @@ from random import Random
 from struct import pack_into
 from typing import Any
 
+import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -21,11 +22,13 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.configs.topic_configs import effective_config
-from gateway.handlers.produce import produce_at_once
+from gateway.handlers.produce import produce_again, produce_at_once
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
 from gateway.protocol.errors import ErrorCode
+from gateway.protocol.in_flight import InFlightRequest
+from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
@@ -355,6 +358,58 @@ def test_only_requests_with_the_last_header_are_served_without_reading_it(
         asked = plain_request("orders", bytes(batch()), version=fields.get("version", 11))
         client.send(request(asked, client_id=fields.get("client_id", "me")))
     assert (started, len(client.receive())) == ([is_expected], 2)
+
+
+def test_plain_request_has_the_attributes_of_a_request_in_dispatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for implementation in IMPLEMENTATIONS:
+        use(implementation, monkeypatch)
+        env = open_environment()
+        env.topic("orders")
+        env.partition("orders")
+        client = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+        asked = request(plain_request("orders", bytes(batch())), correlation_id=7)
+        client.send(asked)
+        env.store.hold()
+        client.send(asked)
+        (waiting,) = client.dispatch._in_flight
+        attributes = {name: getattr(waiting, name) for name in InFlightRequest.__struct_fields__}
+        attributes["on_timeout"] = waiting.on_timeout()
+        found.append((type(waiting), attributes))
+        # What dispatch changes later.
+        for name in ("cancel", "deadline", "is_appending", "on_timeout", "reply", "route", "usage"):
+            setattr(waiting, name, getattr(InFlightRequest(0), name))
+    (common, expected), (plain, attributes) = found
+    assert common is InFlightRequest is not plain
+    assert attributes == expected
+
+
+def test_latency_begins_before_a_request_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    scenario.env.topic("orders")
+    scenario.env.partition("orders")
+
+    def slowly(serve: Any) -> Any:
+        def served(*arguments: Any) -> Any:
+            scenario.ticks += 100_000
+            return serve(*arguments)
+
+        return served
+
+    key = ApiKey.PRODUCE, 11
+    slow = msgspec.structs.replace(
+        ROUTES[key], at_once=slowly(produce_at_once), again=slowly(produce_again)
+    )
+    monkeypatch.setitem(ROUTES, key, slow)
+    client = scenario.connect()
+    for _ in range(3):
+        client.send(request(plain_request("orders", bytes(batch())), client_id="me"))
+    assert client.dispatch._served_at_once.again is slow.again
+    scenario.disconnect(client)
+    assert scenario.usage(api_key=0, topic=None)["latency_us_sum"] == 300
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -569,26 +569,31 @@ class ScriptedSocket:
 
 
 @given(
-    writes=st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=10),
+    writes=st.lists(
+        st.tuples(st.lists(st.binary(max_size=20), max_size=5), st.booleans()), max_size=10
+    ),
     takes=st.lists(st.none() | st.integers(1, 40), max_size=40),
+    # A protocol with `received` is sent to at once, any other (TLS) from the queue.
+    protocol=st.sampled_from([Protocol, RecordingPeer]),
 )
-def test_bytes_do_not_depend_on_partial_sends(writes, takes):
+def test_bytes_do_not_depend_on_partial_sends(writes, takes, protocol):
     clock = MemoryReactorClock()
     flush_queue = SimpleNamespace(add=lambda connection: connection.flush())
     scripted = ScriptedSocket(takes)
     outgoing = OutgoingBytes()
     connection = TcpConnection(
         scripted,
-        Protocol(),
+        protocol(),
         ("192.0.2.1", 1),
         SimpleNamespace(flush_queue=flush_queue, outgoing=outgoing, _realPortNumber=9092),
         1,
         clock,
     )
-    for buffers in writes:
+    for buffers, is_writable in writes:
         connection.writeSequence(buffers)
-        connection.doWrite()
+        if is_writable:
+            connection.doWrite()
     for _ in range(len(takes) + 2):
         connection.doWrite()
-    assert scripted.taken == b"".join(map(b"".join, writes))
+    assert scripted.taken == b"".join(b"".join(buffers) for buffers, _ in writes)
     assert connection.unsent_bytes == outgoing.unsent == 0
