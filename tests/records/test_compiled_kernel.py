@@ -227,10 +227,24 @@ def test_compiled_down_batch_equals_pure_python_on_valid_records(found, magic, i
     )
 
 
-@pytest.mark.parametrize("size", [*range(130), 1000, 4095, 65_537])
+#: From 256 bytes on, AVX-512 is used if the processor has it: 256, 64 and 16 bytes at a time.
+CRC_SIZES = [*range(130), *range(200, 660, 7), *range(252, 262), 1000, 4095, 65_537]
+
+
+@pytest.mark.parametrize("size", CRC_SIZES)
 def test_crc_equals_zlib_for_every_length(size):
     content = bytes(n * 7 % 251 for n in range(size))
     assert kernel.scan(message(0, None, content), -1, False).messages == 1
+
+
+@pytest.mark.parametrize("size", CRC_SIZES)
+def test_crc_of_batch_equals_that_of_library_for_every_length(size):
+    """The conversion checks the CRC-32C that `batch` has from the library."""
+    content = bytes(n * 7 % 251 for n in range(size))
+    payload = bytearray(batch([Sample(0, 0, None, content)]))
+    assert kernel.down_all([payload], 1, 1 << 20) != [None]
+    payload[-1] ^= 1
+    assert kernel.down_all([payload], 1, 1 << 20) == [None]
 
 
 def test_large_batch_converts_equally_without_gil():
