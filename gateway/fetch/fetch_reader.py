@@ -7,10 +7,12 @@ converted for consumers of older formats, which skip offsets that have no record
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from typing import cast
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch.conversion import (
@@ -258,9 +260,19 @@ class FetchReader:
             ):
                 return records, entries[-1].last_offset + 1
             records = []
-        for entry, payload in zip(
-            entries, await self._convert(cached, partition, entries), strict=False
-        ):
+        payloads = await self._convert(cached, partition, entries)
+        whole = _first_whole(entries, payloads, offset, limit)
+        done = len(whole)
+        if done:
+            records = list(filter(len, whole))
+            converted = [
+                entry
+                for entry, payload in zip(entries, whole, strict=False)
+                if payload is not entry.payload and payload
+            ]
+            limit -= sum(map(len, records))
+            offset = entries[done - 1].last_offset + 1
+        for entry, payload in zip(entries[done:], payloads[done:], strict=False):
             if isinstance(payload, KafkaError):
                 if records:
                     # Return the records before it; the next fetch starts at this entry and returns
@@ -288,8 +300,8 @@ class FetchReader:
                 self._request.version,
                 cached.key[0],
                 batches=len(converted),
-                records=sum(entry.last_offset - entry.base_offset + 1 for entry in converted),
-                size=sum(len(entry.payload) for entry in converted),
+                records=sum([entry.last_offset - entry.base_offset + 1 for entry in converted]),
+                size=sum([len(entry.payload) for entry in converted]),
             )
         return records, offset
 
@@ -329,7 +341,27 @@ class FetchReader:
                 *readable,
                 *[_down_conversion_error(newest)] * (len(entries) - len(convertible)),
             ]
-        return [_fix_lz4_checksum(payload) for payload in readable] if newest == 1 else readable
+        if newest != 1:
+            return readable
+        # Converted entries have the right checksum.
+        return [
+            _fix_lz4_checksum(payload) if payload is entry.payload else payload
+            for entry, payload in zip(entries, readable, strict=False)
+        ]
+
+
+def _first_whole(
+    entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError], offset: int, limit: int
+) -> Sequence[Buffer]:
+    """Return the first payloads that fit into `limit` as a whole, found in one step.
+
+    None of them if the first one has records before `offset`, or one is an error.
+    """
+    if not payloads or offset > entries[0].base_offset or KafkaError in map(type, payloads):
+        return ()
+    without_errors = cast(Sequence[Buffer], payloads)
+    ends = list(accumulate(map(len, without_errors)))
+    return without_errors[: bisect_right(ends, limit)]
 
 
 def _v2_variant(version: int) -> int:

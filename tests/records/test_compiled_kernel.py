@@ -37,22 +37,28 @@ def agree(name, *arguments):
     assert outcome(getattr(kernel, name), *arguments) == outcome(getattr(_pure, name), *arguments)
 
 
-@prop
-@given(
-    st.lists(
-        st.binary(max_size=80)
-        | st.builds(
-            lambda start, magic, rest: start + bytes([magic]) + rest,
-            st.binary(min_size=16, max_size=16),
-            st.integers(0, 3),
-            st.binary(max_size=60),
-        ),
-        max_size=6,
+stored = st.lists(
+    st.binary(max_size=80)
+    | st.builds(
+        lambda start, magic, rest: start + bytes([magic]) + rest,
+        st.binary(min_size=16, max_size=16),
+        st.integers(0, 3),
+        st.binary(max_size=60),
     ),
-    st.sampled_from([bytes, bytearray, memoryview]),
+    max_size=6,
 )
+
+
+@prop
+@given(stored, st.sampled_from([bytes, bytearray, memoryview]))
 def test_tallies_agree(payloads, kind):
     agree("tally", [kind(payload) for payload in payloads])
+
+
+@prop
+@given(stored, st.integers(0, 3))
+def test_conversions_agree(payloads, magic):
+    agree("conversions", list(map(memoryview, payloads)), magic)
 
 
 edges = st.sampled_from((-(2**31), -2, -1, 0, 1, 2, 7, 13, 14, 21, 22, 26, 100, 2**31 - 1))
