@@ -160,7 +160,13 @@ class FetchReader:
 
     async def _read_one(self, cached: CachedPartition, size: int) -> PartitionFetched:
         self._caller.require_topic(AclOperation.READ, cached.key[0])
-        partition = await self._resolve(cached)
+        topics, key = self._broker.topics, cached.key
+        partition = topics.get_open_partition(*key)
+        if partition is None:
+            cached.detach()
+            partition = await topics.partition(*key)
+        if cached.partition is not partition:
+            cached.attach(partition, topics.require(key[0]).topic.topic_id)
         log, requested = partition.log, cached.requested
         cached.log_size = log.size
         if partition.is_closed:
@@ -194,17 +200,6 @@ class FetchReader:
             diverging,
         )
 
-    async def _resolve(self, cached: CachedPartition) -> Partition:
-        topics = self._broker.topics
-        topic, index = cached.key
-        partition = topics.get_open_partition(topic, index)
-        if partition is None:
-            cached.detach()
-            partition = await topics.partition(topic, index)
-        if cached.partition is not partition:
-            cached.attach(partition, topics.require(topic).topic.topic_id)
-        return partition
-
     async def _records(
         self, cached: CachedPartition, partition: Partition, limit: int, *, is_first: bool
     ) -> list[Buffer]:
@@ -221,6 +216,9 @@ class FetchReader:
             entries = (
                 await partition.read(offset, size) if offset < partition.log.end_offset else []
             )
+            as_stored = self._as_stored(entries, offset, limit)
+            if as_stored:
+                return as_stored
             records, offset = await self._select_records(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -231,6 +229,20 @@ class FetchReader:
             size = max(limit, EMPTY_READ_BYTES)
         if offset > begin:
             partition.mark_empty(begin, offset, self._magic)
+        return []
+
+    def _as_stored(self, entries: list[Entry], offset: int, limit: int) -> list[Buffer]:
+        """Return all entries if they are whole batches that the consumer can read, else none."""
+        if self._magic < V2_WITHOUT_ZSTD or not entries or offset > entries[0].base_offset:
+            return []
+        records: list[Buffer] = [entry.payload for entry in entries]
+        counts, _, size = kernel.tally(records)
+        if (
+            sum(counts[FIRST_OF_BATCHES:]) == len(records)
+            and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
+            and size <= limit
+        ):
+            return records
         return []
 
     async def _select_records(
@@ -248,18 +260,6 @@ class FetchReader:
         """
         records: list[Buffer] = []
         converted: list[Entry] = []
-        if self._magic in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and entries:
-            # The common case: whole batches that the consumer can read.
-            records = [entry.payload for entry in entries]
-            counts, _, size = kernel.tally(records)
-            if (
-                sum(counts[FIRST_OF_BATCHES:]) == len(records)
-                and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
-                and offset <= entries[0].base_offset
-                and size <= limit
-            ):
-                return records, entries[-1].last_offset + 1
-            records = []
         payloads = await self._convert(cached, partition, entries)
         whole = _first_whole(entries, payloads, offset, limit)
         done = len(whole)
