@@ -20,7 +20,11 @@ setup(
         Extension(
             "gateway.protocol.wire._plain",
             ["gateway/protocol/wire/_plain.pyx"],
-            depends=["records/_crc32.h", "gateway/protocol/wire/_produce.pxi"],
+            depends=[
+                "records/_crc32.h",
+                "gateway/protocol/wire/_produce.pxi",
+                "gateway/protocol/wire/_fetch.pxi",
+            ],
             include_dirs=["records"],
             extra_compile_args=["-O3"],
             optional=True,

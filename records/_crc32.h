@@ -3,8 +3,8 @@
  *
  * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
- * x^(T+32) and x^(T-32) modulo the polynomial, reflected), the ARMv8 instructions if the compiler
- * may use them, and slicing by 8 otherwise and for short inputs.
+ * x^(T+32) and x^(T-32) modulo the polynomial, reflected), four at a time with AVX-512, the ARMv8
+ * instructions if the compiler may use them, and slicing by 8 otherwise and for short inputs.
  */
 #ifndef KOPGATE_CRC32_H
 #define KOPGATE_CRC32_H
@@ -16,16 +16,21 @@
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define KOPGATE_CLMUL 1
 #include <immintrin.h>
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 8 : __GNUC__ >= 9)
+#define KOPGATE_WIDE 1
+#endif
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
 #define KOPGATE_ARM 1
 #include <arm_acle.h>
 #endif
 
 /* A polynomial: constants to fold by n bytes (upper and lower half), constants for the final
- * reduction, and the slicing tables. */
+ * reduction, and the slicing tables. kopgate_crc32_init computes `by_256` to `by_128` and the
+ * tables. */
 struct kopgate_polynomial {
     uint32_t reflected;
     uint64_t by_64[2], by_48[2], by_32[2], by_16[2], by_8, barrett[2];
+    uint64_t by_256[2], by_192[2], by_128[2];
     uint32_t table[8][256];
 };
 
@@ -49,7 +54,7 @@ static struct kopgate_polynomial kopgate_castagnoli = {
     .barrett = {0x00dea713f1, 0x0105ec76f1},
 };
 
-static int kopgate_has_clmul = 0;
+static int kopgate_has_clmul = 0, kopgate_has_wide = 0;
 
 static void kopgate_slice(struct kopgate_polynomial *by)
 {
@@ -66,6 +71,27 @@ static void kopgate_slice(struct kopgate_polynomial *by)
         }
 }
 
+#ifdef KOPGATE_WIDE
+/* x^power modulo the polynomial, reflected in 33 bits. */
+static uint64_t kopgate_power(const struct kopgate_polynomial *by, int power)
+{
+    uint32_t value = 0x80000000u;
+    while (power--)
+        value = value & 1 ? value >> 1 ^ by->reflected : value >> 1;
+    return (uint64_t)value << 1;
+}
+
+static void kopgate_widen(struct kopgate_polynomial *by)
+{
+    uint64_t *constants[] = {by->by_256, by->by_192, by->by_128};
+    for (int n = 0; n < 3; n++) {
+        int bits = 8 * (256 - 64 * n);
+        constants[n][0] = kopgate_power(by, bits - 32);
+        constants[n][1] = kopgate_power(by, bits + 32);
+    }
+}
+#endif
+
 /* Must be called once, before any other function is used in any thread. */
 static void kopgate_crc32_init(void)
 {
@@ -74,6 +100,12 @@ static void kopgate_crc32_init(void)
 #ifdef KOPGATE_CLMUL
     __builtin_cpu_init();
     kopgate_has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+#endif
+#ifdef KOPGATE_WIDE
+    kopgate_widen(&kopgate_ieee);
+    kopgate_widen(&kopgate_castagnoli);
+    kopgate_has_wide = kopgate_has_clmul && __builtin_cpu_supports("avx512f") &&
+                       __builtin_cpu_supports("vpclmulqdq");
 #endif
 }
 
@@ -122,34 +154,26 @@ kopgate_fold(__m128i lane, __m128i by, __m128i next)
         next);
 }
 
-/* `size` is at least 16. */
-__attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(
-    const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
-{
-    const __m128i by_64 = _mm_set_epi64x((int64_t)by->by_64[0], (int64_t)by->by_64[1]);
-    const __m128i by_48 = _mm_set_epi64x((int64_t)by->by_48[0], (int64_t)by->by_48[1]);
-    const __m128i by_32 = _mm_set_epi64x((int64_t)by->by_32[0], (int64_t)by->by_32[1]);
-    const __m128i by_16 = _mm_set_epi64x((int64_t)by->by_16[0], (int64_t)by->by_16[1]);
-    const __m128i by_8 = _mm_set_epi64x(0, (int64_t)by->by_8);
-    const __m128i barrett = _mm_set_epi64x((int64_t)by->barrett[0], (int64_t)by->barrett[1]);
-    const __m128i low_words = _mm_setr_epi32(~0, 0, ~0, 0);
-    __m128i lane = _mm_xor_si128(KOPGATE_LOAD(at), _mm_cvtsi32_si128((int)crc));
+#define KOPGATE_CONSTANTS(pair) _mm_set_epi64x((int64_t)(pair)[0], (int64_t)(pair)[1])
 
-    if (size >= 64) {
-        __m128i second = KOPGATE_LOAD(at + 16), third = KOPGATE_LOAD(at + 32),
-                fourth = KOPGATE_LOAD(at + 48);
-        for (at += 64, size -= 64; size >= 64; at += 64, size -= 64) {
-            lane = kopgate_fold(lane, by_64, KOPGATE_LOAD(at));
-            second = kopgate_fold(second, by_64, KOPGATE_LOAD(at + 16));
-            third = kopgate_fold(third, by_64, KOPGATE_LOAD(at + 32));
-            fourth = kopgate_fold(fourth, by_64, KOPGATE_LOAD(at + 48));
-        }
-        lane = kopgate_fold(third, by_16,
-                            kopgate_fold(second, by_32, kopgate_fold(lane, by_48, fourth)));
-    } else {
-        at += 16;
-        size -= 16;
-    }
+/* Four lanes, each 16 bytes behind the one before, as one. */
+__attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i
+kopgate_join(const struct kopgate_polynomial *by, __m128i first, __m128i second, __m128i third,
+             __m128i fourth)
+{
+    first = kopgate_fold(first, KOPGATE_CONSTANTS(by->by_48), fourth);
+    second = kopgate_fold(second, KOPGATE_CONSTANTS(by->by_32), first);
+    return kopgate_fold(third, KOPGATE_CONSTANTS(by->by_16), second);
+}
+
+/* The CRC of `lane`, which is behind all before it, and the bytes at `at`. */
+__attribute__((target("pclmul,sse4.1,ssse3"))) static inline uint32_t kopgate_crc_of_lane(
+    const struct kopgate_polynomial *by, __m128i lane, const uint8_t *at, size_t size)
+{
+    const __m128i by_16 = KOPGATE_CONSTANTS(by->by_16);
+    const __m128i by_8 = _mm_set_epi64x(0, (int64_t)by->by_8);
+    const __m128i barrett = KOPGATE_CONSTANTS(by->barrett);
+    const __m128i low_words = _mm_setr_epi32(~0, 0, ~0, 0);
     for (; size >= 16; at += 16, size -= 16)
         lane = kopgate_fold(lane, by_16, KOPGATE_LOAD(at));
 
@@ -172,12 +196,78 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
     lane = _mm_xor_si128(lane, _mm_clmulepi64_si128(quotient, barrett, 0x00));
     return (uint32_t)_mm_extract_epi32(lane, 1);
 }
+
+/* `size` is at least 16. */
+__attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(
+    const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
+{
+    const __m128i by_64 = KOPGATE_CONSTANTS(by->by_64);
+    __m128i lane = _mm_xor_si128(KOPGATE_LOAD(at), _mm_cvtsi32_si128((int)crc));
+
+    if (size < 64)
+        return kopgate_crc_of_lane(by, lane, at + 16, size - 16);
+    __m128i second = KOPGATE_LOAD(at + 16), third = KOPGATE_LOAD(at + 32),
+            fourth = KOPGATE_LOAD(at + 48);
+    for (at += 64, size -= 64; size >= 64; at += 64, size -= 64) {
+        lane = kopgate_fold(lane, by_64, KOPGATE_LOAD(at));
+        second = kopgate_fold(second, by_64, KOPGATE_LOAD(at + 16));
+        third = kopgate_fold(third, by_64, KOPGATE_LOAD(at + 32));
+        fourth = kopgate_fold(fourth, by_64, KOPGATE_LOAD(at + 48));
+    }
+    return kopgate_crc_of_lane(by, kopgate_join(by, lane, second, third, fourth), at, size);
+}
+#endif
+
+#ifdef KOPGATE_WIDE
+#define KOPGATE_WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1,ssse3")))
+#define KOPGATE_WIDE_LOAD(at) _mm512_loadu_si512((const void *)(at))
+#define KOPGATE_WIDE_CONSTANTS(pair) _mm512_broadcast_i32x4(KOPGATE_CONSTANTS(pair))
+
+/* As kopgate_fold, for each of four lanes. */
+KOPGATE_WIDE_TARGET static inline __m512i kopgate_wide_fold(__m512i lanes, __m512i by, __m512i next)
+{
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lanes, by, 0x00),
+                                     _mm512_clmulepi64_epi128(lanes, by, 0x11), next, 0x96);
+}
+
+/* `size` is at least 256. */
+KOPGATE_WIDE_TARGET static uint32_t kopgate_crc_wide(const struct kopgate_polynomial *by,
+                                                     uint32_t crc, const uint8_t *at, size_t size)
+{
+    const __m512i by_256 = KOPGATE_WIDE_CONSTANTS(by->by_256);
+    const __m512i by_64 = KOPGATE_WIDE_CONSTANTS(by->by_64);
+    __m512i lanes = _mm512_xor_si512(KOPGATE_WIDE_LOAD(at),
+                                     _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    __m512i second = KOPGATE_WIDE_LOAD(at + 64), third = KOPGATE_WIDE_LOAD(at + 128),
+            fourth = KOPGATE_WIDE_LOAD(at + 192);
+    for (at += 256, size -= 256; size >= 256; at += 256, size -= 256) {
+        lanes = kopgate_wide_fold(lanes, by_256, KOPGATE_WIDE_LOAD(at));
+        second = kopgate_wide_fold(second, by_256, KOPGATE_WIDE_LOAD(at + 64));
+        third = kopgate_wide_fold(third, by_256, KOPGATE_WIDE_LOAD(at + 128));
+        fourth = kopgate_wide_fold(fourth, by_256, KOPGATE_WIDE_LOAD(at + 192));
+    }
+    lanes = kopgate_wide_fold(lanes, KOPGATE_WIDE_CONSTANTS(by->by_192), fourth);
+    lanes = kopgate_wide_fold(second, KOPGATE_WIDE_CONSTANTS(by->by_128), lanes);
+    lanes = kopgate_wide_fold(third, by_64, lanes);
+    for (; size >= 64; at += 64, size -= 64)
+        lanes = kopgate_wide_fold(lanes, by_64, KOPGATE_WIDE_LOAD(at));
+    return kopgate_crc_of_lane(by,
+                               kopgate_join(by, _mm512_extracti32x4_epi32(lanes, 0),
+                                            _mm512_extracti32x4_epi32(lanes, 1),
+                                            _mm512_extracti32x4_epi32(lanes, 2),
+                                            _mm512_extracti32x4_epi32(lanes, 3)),
+                               at, size);
+}
 #endif
 
 static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const uint8_t *at,
                                    size_t size)
 {
     uint32_t crc = 0xFFFFFFFFu;
+#ifdef KOPGATE_WIDE
+    if (kopgate_has_wide && size >= 256)
+        return ~kopgate_crc_wide(by, crc, at, size);
+#endif
 #ifdef KOPGATE_CLMUL
     if (kopgate_has_clmul && size >= 16)
         return ~kopgate_crc_folded(by, crc, at, size);

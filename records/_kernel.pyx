@@ -10,16 +10,16 @@ added to a position first) before it is used.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+    INT32_MAX, INT64_MAX, int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 )
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from records.errors import Fault, error_of
-from records.layout import Converted, Scan
+from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -110,6 +110,7 @@ cdef enum:
     SMALLEST_V1 = 22
     CODEC_MASK = 7
     LZ4 = 3
+    ZSTD = 4
     APPEND_TIME_BIT = 8
 
     SMALLEST_RECORD = 7
@@ -178,6 +179,35 @@ def tally(payloads):
                 counts[data[MAGIC_AT] * CODECS | data[ATTRIBUTES_AT] & CODEC_MASK] += 1
         PyBuffer_Release(&view)
     return [counts[number] for number in range(3 * CODECS)], records, size
+
+
+def conversions(payloads, int magic):
+    cdef Py_buffer view
+    cdef const uint8_t *data
+    cdef int stored, attributes
+    cdef bint is_readable
+    cdef list found = []
+    for payload in payloads:
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        data = <const uint8_t *>view.buf
+        stored = <int8_t>data[MAGIC_AT] if view.len > MAGIC_AT else -1
+        attributes = data[BATCH_ATTRIBUTES_AT] if view.len > BATCH_ATTRIBUTES_AT else 0
+        if magic < 2:
+            is_readable = stored <= magic
+        else:
+            is_readable = stored != 0 and stored != 1 and not (
+                magic == 2 and stored >= 2 and attributes & CODEC_MASK == ZSTD
+            )
+        if is_readable:
+            found.append(READABLE)
+        elif magic < 2 and stored == 2 and attributes & CONTROL_BIT:
+            found.append(EMPTY)
+        elif stored == 2 and view.len >= BATCH_OVERHEAD:
+            found.append(get32(data + BATCH_CRC_AT))
+        else:
+            found.append(kopgate_crc32(data, view.len))
+        PyBuffer_Release(&view)
+    return found
 
 
 def scan(messages, int magic, bint is_inner):

@@ -10,16 +10,18 @@ from struct import Struct
 
 from isal.isal_zlib import crc32
 
-from records.batch import BATCH_ATTRIBUTES_AT, HEADER_BYTES
+from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT, HEADER_BYTES
 from records.errors import Fault, error_of
 from records.iteration import iterate_messages, iterate_records
 from records.layout import (
     APPEND_TIME_BIT,
     ATTRIBUTES_AT,
     CODEC_MASK,
+    CONTROL_BIT,
     CRC,
     CRC_AT,
     CRC_FROM,
+    EMPTY,
     FIRST_OF_BATCHES,
     KEY_AT,
     LENGTH,
@@ -30,11 +32,14 @@ from records.layout import (
     MIN_INT64,
     NO_TIMESTAMP,
     OFFSET,
+    READABLE,
     SMALLEST,
     TIMESTAMP_AT,
     Buffer,
+    Codec,
     Converted,
     Scan,
+    peek_magic,
 )  # fmt: skip
 
 #: Low byte of a batch's attributes and its record count, from the attributes on.
@@ -64,6 +69,34 @@ def tally(payloads: Sequence[Buffer]) -> tuple[list[int], int, int]:
         elif magic < 2:
             counts[magic << 3 | payload[ATTRIBUTES_AT] & CODEC_MASK] += 1
     return counts, records, size
+
+
+def conversions(payloads: Sequence[Buffer], magic: int) -> list[int]:
+    """Return for each payload whether consumers of `magic` need it in another format.
+
+    They read formats up to `magic`; 2 stands for format 2 without zstd, 3 for format 2 with any
+    codec, and both for no other format. READABLE: they can read it as it is. EMPTY: it has no
+    records for them. Otherwise the result is a checksum of all that compaction may change. A batch
+    contains one; in a message set, only the messages do.
+    """
+    found = []
+    for payload in payloads:
+        stored = peek_magic(payload)
+        attributes = payload[BATCH_ATTRIBUTES_AT] if len(payload) > BATCH_ATTRIBUTES_AT else 0
+        if magic < 2:
+            is_readable = stored <= magic
+        else:
+            is_zstd = stored >= 2 and attributes & CODEC_MASK == Codec.ZSTD
+            is_readable = stored not in (0, 1) and not (magic == 2 and is_zstd)
+        if is_readable:
+            found.append(READABLE)
+        elif magic < 2 and stored == 2 and attributes & CONTROL_BIT:
+            found.append(EMPTY)
+        elif stored == 2 and len(payload) >= HEADER_BYTES:
+            found.append(CRC.unpack_from(payload, BATCH_CRC_AT)[0])
+        else:
+            found.append(crc32(payload))
+    return found
 
 
 def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:

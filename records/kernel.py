@@ -18,10 +18,11 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally
+conversions = _pure.conversions
 scan = _pure.scan
 plain_run = _pure.plain_run
 cut = _pure.cut
@@ -77,6 +78,7 @@ else:
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
             tally = _kernel.tally
+            conversions = _kernel.conversions
             scan = _kernel.scan
             plain_run = _kernel.plain_run
             cut = _kernel.cut

@@ -50,6 +50,9 @@ CONTROL_BIT = 0x20
 FIRST_OF_BATCHES = 2 << 3
 """Index of uncompressed batches in the counts of `tally`; add the codec's number for the others."""
 
+READABLE, EMPTY = -1, -2
+"""Results of `conversions` instead of a checksum."""
+
 NO_TIMESTAMP = -1
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1

@@ -8,6 +8,7 @@ so that one conversion serves all consumers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from compat.message_sets.wrappers import DecompressionBudget, Wrapper, segments, wrap
 from records import kernel
@@ -43,10 +44,12 @@ def down_convert_all(
 
     As much as possible is converted in one call without the GIL.
     """
+    converted = kernel.down_all(payloads, magic, max_decompressed_bytes)
+    if None not in converted:
+        # mypy does not know that the list has no None.
+        return cast(list[bytes | RecordsError], converted)
     outcomes: list[bytes | RecordsError] = []
-    for payload, made in zip(
-        payloads, kernel.down_all(payloads, magic, max_decompressed_bytes), strict=True
-    ):
+    for payload, made in zip(payloads, converted, strict=True):
         try:
             outcomes.append(
                 convert_single(payload, magic, max_decompressed_bytes) if made is None else made

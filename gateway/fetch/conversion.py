@@ -7,7 +7,8 @@ shared by all consumers that need the same entries.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
@@ -23,11 +24,12 @@ from records import (
     NoMemory,
     RecordsError,
     RecordsTooLarge,
+    kernel,
     peek_magic,
     zstd_to_gzip,
 )
 from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
-from records.layout import CODEC_MASK, CONTROL_BIT, CRC
+from records.layout import CODEC_MASK, CRC, FIRST_OF_BATCHES, READABLE
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, checksum, magic). Compaction changes entries, and a
@@ -58,7 +60,7 @@ class ConversionBudget:
         self.left_us = FETCH_CPU_US
 
 
-class ConversionJob(SharedResult[dict[CacheKey, Buffer | KafkaError]]):
+class ConversionJob(SharedResult[Mapping[CacheKey, Buffer | KafkaError]]):
     """A running conversion.
 
     The result maps keys to converted entries; a job that exceeds its CPU time omits the last ones.
@@ -95,6 +97,8 @@ MAX_REPORTED_UNREADABLE = 1_000
 V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 
 _log = logs.get_logger(__name__)
+
+_JOB: Callable[[tuple[int, CacheKey, ConversionJob]], ConversionJob] = itemgetter(2)
 
 
 class SourcePartition(NamedTuple):
@@ -163,7 +167,8 @@ class Converter:
                     own_job.fail,
                 )
             try:
-                awaited, found = None, dict[CacheKey, Buffer | KafkaError]()
+                awaited: ConversionJob | None = None
+                found: Mapping[CacheKey, Buffer | KafkaError] = {}
                 for index, key, job in pending:
                     if job is not awaited:
                         awaited, found = job, await job
@@ -173,7 +178,7 @@ class Converter:
                         break
                     results[index] = converted
             finally:
-                for job in {job for _, _, job in pending}:
+                for job in _jobs_of(pending):
                     job.remove_waiter()
             if missing:
                 budget.left_us -= own_job.cpu_us
@@ -201,37 +206,33 @@ class Converter:
         results: list[Buffer | KafkaError] = []
         pending: list[tuple[int, CacheKey, ConversionJob]] = []
         missing: list[tuple[CacheKey, Entry]] = []
-        for entry in entries:
+        topic_id, partition, cache, jobs = (
+            source.topic_id,
+            source.partition,
+            self._cache,
+            self._jobs,
+        )
+        checksums = kernel.conversions([entry.payload for entry in entries], magic)
+        for entry, checksum in zip(entries, checksums, strict=True):
             payload = entry.payload
-            stored = peek_magic(payload)
-            if stored <= magic if magic < V2_WITHOUT_ZSTD else is_readable(payload, magic):
-                results.append(payload)
+            if checksum < 0:
+                results.append(payload if checksum == READABLE else b"")
                 continue
-            if magic < 2 and stored == 2 and _attributes(payload) & CONTROL_BIT:
-                results.append(b"")
-                continue
-            key = (
-                source.topic_id,
-                source.partition,
-                entry.base_offset,
-                len(payload),
-                _checksum(payload, stored),
-                magic,
-            )
-            kept = self._cache.get(key)
+            key = (topic_id, partition, entry.base_offset, len(payload), checksum, magic)
+            kept = cache.get(key)
             if kept is not None:
-                self._cache.move_to_end(key)
+                cache.move_to_end(key)
                 results.append(kept)
                 continue
-            job = self._jobs.get(key)
+            job = jobs.get(key)
             if job is None or job.is_cancelled:
                 if own_job is None:
                     break
-                job = self._jobs[key] = own_job
+                job = jobs[key] = own_job
                 missing.append((key, entry))
             pending.append((len(results), key, job))
             results.append(b"")
-        for job in {job for _, _, job in pending}:
+        for job in _jobs_of(pending):
             job.waiters += 1
         return results, pending, missing
 
@@ -256,22 +257,21 @@ class Converter:
             for key, _ in missing:
                 if self._jobs.get(key) is job:
                     del self._jobs[key]
-        results: dict[CacheKey, Buffer | KafkaError] = {}
+        results: dict[CacheKey, bytes | KafkaError] = {}
         for (key, entry), outcome in zip(missing, outcomes, strict=False):
-            if isinstance(outcome, NoMemory):
+            if not isinstance(outcome, RecordsError):
+                results[key] = outcome
+                self.conversions += 1
+            elif isinstance(outcome, NoMemory):
                 # Clients before 0.11 know few error codes; they retry after this one.
                 results[key] = KafkaError(
                     ErrorCode.UNKNOWN_SERVER_ERROR,
                     f"offset {entry.base_offset} is not converted: {outcome}",
                 )
-                continue
-            if isinstance(outcome, RecordsError):
-                self.log_unreadable(source, entry, outcome)
-                outcome = b""
             else:
-                self.conversions += 1
-            self._cache_result(key, outcome)
-            results[key] = outcome
+                self.log_unreadable(source, entry, outcome)
+                results[key] = b""
+        self._cache_results(results)
         job.succeed(results)
 
     def log_unreadable(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
@@ -306,15 +306,23 @@ class Converter:
             reason=str(failure),
         )
 
-    def _cache_result(self, key: CacheKey, converted: bytes) -> None:
-        size = len(converted) + ENTRY_OVERHEAD
-        if size > self._cache_bytes:
-            return
-        self._cache[key] = converted
-        self.cached_bytes += size
-        while self.cached_bytes > self._cache_bytes:
-            _, oldest = self._cache.popitem(last=False)
-            self.cached_bytes -= len(oldest) + ENTRY_OVERHEAD
+    def _cache_results(self, results: Mapping[CacheKey, bytes | KafkaError]) -> None:
+        cache, limit, cached_bytes = self._cache, self._cache_bytes, self.cached_bytes
+        for key, converted in results.items():
+            if isinstance(converted, KafkaError):
+                continue
+            size = len(converted) + ENTRY_OVERHEAD
+            if size <= limit:
+                cache[key] = converted
+                cached_bytes += size
+        while cached_bytes > limit:
+            _, oldest = cache.popitem(last=False)
+            cached_bytes -= len(oldest) + ENTRY_OVERHEAD
+        self.cached_bytes = cached_bytes
+
+
+def _jobs_of(pending: Iterable[tuple[int, CacheKey, ConversionJob]]) -> set[ConversionJob]:
+    return set(map(_JOB, pending))
 
 
 def _checksum(payload: Buffer, magic: int) -> int:
@@ -376,6 +384,11 @@ def _split_into_calls(
     payloads: Sequence[Buffer], max_decompressed_bytes: int
 ) -> Iterator[list[Buffer]]:
     """Group the payloads by the size to which they may unpack."""
+    counts, _, size = kernel.tally(payloads)
+    if counts[FIRST_OF_BATCHES] == len(payloads) and size <= MAX_CALL_BYTES:
+        # The common case: batches without compression.
+        yield list(payloads)
+        return
     units: list[Buffer] = []
     left = MAX_CALL_BYTES
     for payload in payloads:

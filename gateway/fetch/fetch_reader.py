@@ -7,10 +7,12 @@ converted for consumers of older formats, which skip offsets that have no record
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from typing import cast
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch.conversion import (
@@ -158,7 +160,13 @@ class FetchReader:
 
     async def _read_one(self, cached: CachedPartition, size: int) -> PartitionFetched:
         self._caller.require_topic(AclOperation.READ, cached.key[0])
-        partition = await self._resolve(cached)
+        topics, key = self._broker.topics, cached.key
+        partition = topics.get_open_partition(*key)
+        if partition is None:
+            cached.detach()
+            partition = await topics.partition(*key)
+        if cached.partition is not partition:
+            cached.attach(partition, topics.require(key[0]).topic.topic_id)
         log, requested = partition.log, cached.requested
         cached.log_size = log.size
         if partition.is_closed:
@@ -192,17 +200,6 @@ class FetchReader:
             diverging,
         )
 
-    async def _resolve(self, cached: CachedPartition) -> Partition:
-        topics = self._broker.topics
-        topic, index = cached.key
-        partition = topics.get_open_partition(topic, index)
-        if partition is None:
-            cached.detach()
-            partition = await topics.partition(topic, index)
-        if cached.partition is not partition:
-            cached.attach(partition, topics.require(topic).topic.topic_id)
-        return partition
-
     async def _records(
         self, cached: CachedPartition, partition: Partition, limit: int, *, is_first: bool
     ) -> list[Buffer]:
@@ -219,6 +216,9 @@ class FetchReader:
             entries = (
                 await partition.read(offset, size) if offset < partition.log.end_offset else []
             )
+            as_stored = self._as_stored(entries, offset, limit)
+            if as_stored:
+                return as_stored
             records, offset = await self._select_records(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -229,6 +229,20 @@ class FetchReader:
             size = max(limit, EMPTY_READ_BYTES)
         if offset > begin:
             partition.mark_empty(begin, offset, self._magic)
+        return []
+
+    def _as_stored(self, entries: list[Entry], offset: int, limit: int) -> list[Buffer]:
+        """Return all entries if they are whole batches that the consumer can read, else none."""
+        if self._magic < V2_WITHOUT_ZSTD or not entries or offset > entries[0].base_offset:
+            return []
+        records: list[Buffer] = [entry.payload for entry in entries]
+        counts, _, size = kernel.tally(records)
+        if (
+            sum(counts[FIRST_OF_BATCHES:]) == len(records)
+            and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
+            and size <= limit
+        ):
+            return records
         return []
 
     async def _select_records(
@@ -246,21 +260,19 @@ class FetchReader:
         """
         records: list[Buffer] = []
         converted: list[Entry] = []
-        if self._magic in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and entries:
-            # The common case: whole batches that the consumer can read.
-            records = [entry.payload for entry in entries]
-            counts, _, size = kernel.tally(records)
-            if (
-                sum(counts[FIRST_OF_BATCHES:]) == len(records)
-                and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
-                and offset <= entries[0].base_offset
-                and size <= limit
-            ):
-                return records, entries[-1].last_offset + 1
-            records = []
-        for entry, payload in zip(
-            entries, await self._convert(cached, partition, entries), strict=False
-        ):
+        payloads = await self._convert(cached, partition, entries)
+        whole = _first_whole(entries, payloads, offset, limit)
+        done = len(whole)
+        if done:
+            records = list(filter(len, whole))
+            converted = [
+                entry
+                for entry, payload in zip(entries, whole, strict=False)
+                if payload is not entry.payload and payload
+            ]
+            limit -= sum(map(len, records))
+            offset = entries[done - 1].last_offset + 1
+        for entry, payload in zip(entries[done:], payloads[done:], strict=False):
             if isinstance(payload, KafkaError):
                 if records:
                     # Return the records before it; the next fetch starts at this entry and returns
@@ -288,8 +300,8 @@ class FetchReader:
                 self._request.version,
                 cached.key[0],
                 batches=len(converted),
-                records=sum(entry.last_offset - entry.base_offset + 1 for entry in converted),
-                size=sum(len(entry.payload) for entry in converted),
+                records=sum([entry.last_offset - entry.base_offset + 1 for entry in converted]),
+                size=sum([len(entry.payload) for entry in converted]),
             )
         return records, offset
 
@@ -329,7 +341,27 @@ class FetchReader:
                 *readable,
                 *[_down_conversion_error(newest)] * (len(entries) - len(convertible)),
             ]
-        return [_fix_lz4_checksum(payload) for payload in readable] if newest == 1 else readable
+        if newest != 1:
+            return readable
+        # Converted entries have the right checksum.
+        return [
+            _fix_lz4_checksum(payload) if payload is entry.payload else payload
+            for entry, payload in zip(entries, readable, strict=False)
+        ]
+
+
+def _first_whole(
+    entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError], offset: int, limit: int
+) -> Sequence[Buffer]:
+    """Return the first payloads that fit into `limit` as a whole, found in one step.
+
+    None of them if the first one has records before `offset`, or one is an error.
+    """
+    if not payloads or offset > entries[0].base_offset or KafkaError in map(type, payloads):
+        return ()
+    without_errors = cast(Sequence[Buffer], payloads)
+    ends = list(accumulate(map(len, without_errors)))
+    return without_errors[: bisect_right(ends, limit)]
 
 
 def _v2_variant(version: int) -> int:

@@ -15,6 +15,9 @@ v0-3 are in `gateway.handlers.old`. The wait of a long poll is at most max_wait_
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from gateway.coroutines import SLICE_ROWS, TimeSlices, Waiter
 from gateway.fetch.fetch_reader import FetchPass, FetchReader
 from gateway.fetch.fetch_sessions import (
@@ -42,9 +45,9 @@ from gateway.security.quota_usage import RequestUsage
 
 
 @serves(ApiKey.FETCH, 4, 18)
-async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
+def fetch(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
     """Return records in format 2; zstd only from v10 on (`FetchReader`)."""
-    return await fetch_records(request, caller, magic=None)
+    return fetch_records(request, caller, magic=None)
 
 
 async def fetch_records(
@@ -273,7 +276,7 @@ async def _response(
     current: FetchSession, reading: FetchPass, slices: TimeSlices, caller: Caller, *, is_full: bool
 ) -> FetchResponse:
     """Return all rows; in an incremental response only those that changed."""
-    leaders = (row.current_leader for row in reading.rows.values())
+    leaders = [row.current_leader for row in reading.rows.values() if row.current_leader]
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for cached, row in reading.rows.items():
         if slices.count():
@@ -294,7 +297,7 @@ async def _response(
     return FetchResponse(
         list(topics.items()),
         session_id=current.session_id,
-        node_endpoints=endpoints_of(leaders, caller),
+        node_endpoints=endpoints_of(leaders, caller) if leaders else (),
     )
 
 

@@ -475,8 +475,7 @@ class Partition:
         Raises KafkaError.
         """
         try:
-            entries = self.log.read_resident(offset, max_bytes)
-            return await self.log.read(offset, max_bytes) if entries is None else entries
+            return await self.log.read(offset, max_bytes)
         except StorageError as failure:
             raise self.handle_storage_error(failure) from failure
 

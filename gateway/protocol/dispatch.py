@@ -640,9 +640,7 @@ class Dispatch:
                 return False
             request.reply = with_header(body, request.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
-        size = 0
-        for buffer in request.reply:
-            size += len(buffer)
+        size = sum(map(len, request.reply))
         self._ready_bytes += size
         self._traffic.request_answered(request, reply, size)
         return True

@@ -37,26 +37,27 @@ It takes milliseconds if the medium works.
 
 
 class MapLock:
-    """Shared by any number of readers, or held exclusively: to resize or close the map."""
+    """Shared by any number of readers (`with lock`), or held exclusively: to resize or close the
+    map.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._shared_holders = 0
         self._is_exclusive = False
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with self._changed:
+    def __enter__(self) -> None:
+        with self._lock:
             while self._is_exclusive:
                 self._changed.wait()
             self._shared_holders += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._shared_holders -= 1
-                if self._shared_holders == 0:
-                    self._changed.notify_all()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._shared_holders -= 1
+            if self._is_exclusive and self._shared_holders == 0:
+                self._changed.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -191,7 +192,7 @@ class LmdbEnvironment:
         Raises LogClosed, StorageFailed.
         """
         while True:
-            with self._map_lock.shared():
+            with self._map_lock:
                 if self._closed:
                     raise LogClosed("the store is closed")
                 env = self._env

@@ -215,9 +215,9 @@ class LmdbLog:
         self.status.check_open()
         log_id, start, end, size = self._log_id, self.start_offset, self.end_offset, self.size
 
-        def find(cursor: Any, row: LogRow) -> int:
+        def find(cursor: Any, row: Callable[[], LogRow]) -> int:
             return queries.retained_from(
-                cursor, log_id, start, end, row, size, since, at_most_bytes
+                cursor, log_id, start, end, row(), size, since, at_most_bytes
             )
 
         # This search only tells whether anything is to be deleted. The writer decides how much,

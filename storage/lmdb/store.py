@@ -407,15 +407,16 @@ class LmdbStore:
 
         return self._read(read)
 
-    def query_log(self, log_id: int, call: Callable[[Any, LogRow], T]) -> Deferred[T]:
-        """Run `call(cursor, row)` in a worker thread: a cursor on the log's entries, and its row.
+    def query_log(self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T]) -> Deferred[T]:
+        """Run `call(cursor, row)` in a worker thread.
 
-        The cursor has the rows that are not committed yet, too.
+        The cursor is on the log's entries, also on those whose rows are not committed yet. `row()`
+        returns the row of the log.
         """
         return self._read(self._log_query(log_id, call))
 
     def _log_query(
-        self, log_id: int, call: Callable[[Any, LogRow], T]
+        self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T]
     ) -> Callable[[Any, Mapping[str, Any]], T]:
         # Before the transaction begins: see `PendingIndex`.
         pending = self._state.pending
@@ -423,7 +424,7 @@ class LmdbStore:
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases["entries"]) as cursor:
                 rows = pending.rows.get(log_id)
-                row = log_row(txn, databases["logs"], log_id)
+                row = partial(log_row, txn, databases["logs"], log_id)
                 if rows and checkpoint_of(txn, databases) == pending.since:
                     return call(LogCursor(cursor, log_id, rows), row)
                 return call(cursor, row)
@@ -438,7 +439,7 @@ class LmdbStore:
         `name` is that of the partition. Raises StorageFailed if the first one is damaged.
         """
 
-        def find_rows(cursor: Any, _: LogRow) -> list[Row]:
+        def find_rows(cursor: Any, _: Callable[[], LogRow]) -> list[Row]:
             return find(cursor)
 
         while True:

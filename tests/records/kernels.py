@@ -10,6 +10,7 @@ from records import kernel
 
 LOOPS = (
     "tally",
+    "conversions",
     "scan",
     "plain_run",
     "cut",

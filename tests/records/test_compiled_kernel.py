@@ -37,22 +37,28 @@ def agree(name, *arguments):
     assert outcome(getattr(kernel, name), *arguments) == outcome(getattr(_pure, name), *arguments)
 
 
-@prop
-@given(
-    st.lists(
-        st.binary(max_size=80)
-        | st.builds(
-            lambda start, magic, rest: start + bytes([magic]) + rest,
-            st.binary(min_size=16, max_size=16),
-            st.integers(0, 3),
-            st.binary(max_size=60),
-        ),
-        max_size=6,
+stored = st.lists(
+    st.binary(max_size=80)
+    | st.builds(
+        lambda start, magic, rest: start + bytes([magic]) + rest,
+        st.binary(min_size=16, max_size=16),
+        st.integers(0, 3),
+        st.binary(max_size=60),
     ),
-    st.sampled_from([bytes, bytearray, memoryview]),
+    max_size=6,
 )
+
+
+@prop
+@given(stored, st.sampled_from([bytes, bytearray, memoryview]))
 def test_tallies_agree(payloads, kind):
     agree("tally", [kind(payload) for payload in payloads])
+
+
+@prop
+@given(stored, st.integers(0, 3))
+def test_conversions_agree(payloads, magic):
+    agree("conversions", list(map(memoryview, payloads)), magic)
 
 
 edges = st.sampled_from((-(2**31), -2, -1, 0, 1, 2, 7, 13, 14, 21, 22, 26, 100, 2**31 - 1))
@@ -227,10 +233,24 @@ def test_compiled_down_batch_equals_pure_python_on_valid_records(found, magic, i
     )
 
 
-@pytest.mark.parametrize("size", [*range(130), 1000, 4095, 65_537])
+#: From 256 bytes on, AVX-512 is used if the processor has it: 256, 64 and 16 bytes at a time.
+CRC_SIZES = [*range(130), *range(200, 660, 7), *range(252, 262), 1000, 4095, 65_537]
+
+
+@pytest.mark.parametrize("size", CRC_SIZES)
 def test_crc_equals_zlib_for_every_length(size):
     content = bytes(n * 7 % 251 for n in range(size))
     assert kernel.scan(message(0, None, content), -1, False).messages == 1
+
+
+@pytest.mark.parametrize("size", CRC_SIZES)
+def test_crc_of_batch_equals_that_of_library_for_every_length(size):
+    """The conversion checks the CRC-32C that `batch` has from the library."""
+    content = bytes(n * 7 % 251 for n in range(size))
+    payload = bytearray(batch([Sample(0, 0, None, content)]))
+    assert kernel.down_all([payload], 1, 1 << 20) != [None]
+    payload[-1] ^= 1
+    assert kernel.down_all([payload], 1, 1 << 20) == [None]
 
 
 def test_large_batch_converts_equally_without_gil():

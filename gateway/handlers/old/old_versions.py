@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
@@ -23,18 +24,18 @@ from gateway.security.acls import AclOperation
 
 
 @serves(ApiKey.FETCH, 0, 1)
-async def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
+def fetch_format_0(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
     """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: message sets of format 0."""
-    return await fetch_records(request, caller, magic=0)
+    return fetch_records(request, caller, magic=0)
 
 
 @serves(ApiKey.FETCH, 2, 3)
-async def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
+def fetch_format_1(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
     """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: message sets up to format 1.
 
     v3 adds max_bytes (KIP-74).
     """
-    return await fetch_records(request, caller, magic=1)
+    return fetch_records(request, caller, magic=1)
 
 
 @serves(ApiKey.METADATA, 0, 0)

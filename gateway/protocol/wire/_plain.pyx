@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Compiled codec functions for the common case of Produce: valid, without tagged fields.
+"""Compiled codec functions for the common case of Produce and Fetch: valid, without tagged fields.
 
 Each function returns None for any other case. The Python implementation, which handles all cases
-and all errors, then takes over (`header`, `produce_codec`, `gateway.partitions.record_batch`).
+and all errors, then takes over (`header`, `produce_codec`, `fetch_codec`,
+`gateway.partitions.record_batch`).
 Without this module everything works the same, only slower. The input is untrusted: each read is
 bounds-checked.
 """
@@ -25,7 +26,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 5
+INTERFACE = 6
 
 cdef enum:
     HEADER_BYTES = 61
@@ -473,3 +474,4 @@ cdef void put_row(
 
 
 include "_produce.pxi"
+include "_fetch.pxi"

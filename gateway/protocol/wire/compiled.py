@@ -1,4 +1,4 @@
-"""The compiled functions for what producers nearly always send, if they are compiled.
+"""The compiled functions for what producers and consumers nearly always send, if they are compiled.
 
 Each function may return None, and always does if it is not compiled. The caller then runs the
 Python implementation, which handles all cases and all errors.
@@ -13,7 +13,7 @@ from typing import Any
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 5
+_INTERFACE = 6
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -23,6 +23,8 @@ def _unavailable(*_: object) -> None:
 
 
 batch: Callable[..., Any] = _unavailable
+fetch_reply: Callable[..., Any] = _unavailable
+fetch_request: Callable[..., Any] = _unavailable
 frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
 in_flight_append: Callable[..., Any] = _unavailable
@@ -39,9 +41,13 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
-            batch, frames, header, in_flight_append, plain_produce, reply, request, stamp = (
+            batch, fetch_reply, fetch_request, frames = (
                 _plain.batch,
+                _plain.fetch_reply,
+                _plain.fetch_request,
                 _plain.frames,
+            )
+            header, in_flight_append, plain_produce, reply, request, stamp = (
                 _plain.header,
                 _plain.in_flight_append,
                 _plain.plain_produce,

@@ -14,6 +14,7 @@ from struct import Struct
 import msgspec
 
 from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.leader_fields import (
     CURRENT_LEADER_SIZE,
     CurrentLeader,
@@ -125,6 +126,11 @@ def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
 
     Raises ValueError, IndexError or struct.error if it is malformed.
     """
+    plain: FetchRequest | None = compiled.fetch_request(
+        frame, position, version, FetchRequest, FetchTopic, FetchPartition
+    )
+    if plain is not None:
+        return plain
     compact = version >= FIRST_FLEXIBLE
     replica_id = -1
     if version < 15:
@@ -242,6 +248,9 @@ _DIVERGING_SIZE = 2 + _DIVERGING.size + 1
 
 def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
     """Return the body of the reply, without header, as buffers to be sent in order."""
+    plain: list[Buffer] | None = compiled.fetch_reply(response, version)
+    if plain is not None:
+        return plain
     compact = version >= FIRST_FLEXIBLE
     buffers: list[Buffer] = []
     glue = bytearray()

@@ -241,7 +241,7 @@ def test_readers_do_not_block_each_other() -> None:
     map_lock, both = MapLock(), threading.Barrier(2, timeout=10)
 
     def read() -> None:
-        with map_lock.shared():
+        with map_lock:
             both.wait()
 
     thread = threading.Thread(target=read)
@@ -255,7 +255,7 @@ def test_exclusive_waits_for_readers_and_blocks_later_ones() -> None:
     inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
 
     def early() -> None:
-        with map_lock.shared():
+        with map_lock:
             inside.set()
             leave.wait()
             seen.append("early")
@@ -267,7 +267,7 @@ def test_exclusive_waits_for_readers_and_blocks_later_ones() -> None:
 
     def late() -> None:
         is_asked.wait()
-        with map_lock.shared():
+        with map_lock:
             seen.append("late")
 
     threads = [threading.Thread(target=call, daemon=True) for call in (early, exclusive, late)]

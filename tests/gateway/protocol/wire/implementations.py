@@ -14,6 +14,8 @@ from gateway.protocol.wire import compiled
 IMPLEMENTATIONS = ("python", "cython")
 NAMES = (
     "batch",
+    "fetch_reply",
+    "fetch_request",
     "frames",
     "header",
     "in_flight_append",

@@ -9,13 +9,24 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.protocol.consumer.fetch import FetchRequest as CodecFetch
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 from msgspec import structs
 
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import KafkaError, Refused
 from gateway.protocol.wire import compiled
+from gateway.protocol.wire.fetch_codec import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionFetched,
+    read_fetch,
+    write_fetch_response,
+)
 from gateway.protocol.wire.header import read_header
+from gateway.protocol.wire.leader_fields import NodeEndpoint
 from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
     PartitionRecords,
@@ -30,6 +41,7 @@ from tests.records.record_sets import batch, pairs
 
 FIRST_FLEXIBLE = {0: 9}
 VERSIONS = range(14)
+FETCH_VERSIONS = range(19)
 
 BATCH = bytes(batch(pairs(3), producer=(12, 3, 40)))
 
@@ -62,7 +74,7 @@ def produce_body(version, topics=2, partitions=2, records=b"records"):
 def in_python(function, *arguments):
     """The result of the Python implementation, None if it refuses the input."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("batch", "header", "request"):
+        for name in ("batch", "fetch_reply", "fetch_request", "header", "request"):
             patch.setattr(compiled, name, unavailable)
         try:
             return function(*arguments)
@@ -74,6 +86,46 @@ def read_compiled(frame, version):
     return compiled.request(
         frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords, BatchHeader
     )
+
+
+def fetch_body(version, topics=2, partitions=2, rack_id="rack-1"):
+    def named(number):
+        if version >= 13:
+            return {"topic_id": UUID(int=number + 1)}
+        return {"topic": f"topic-{number}"}
+
+    fields = {"rack_id": rack_id} if version >= 11 else {}
+    asked = [
+        CodecFetch.FetchTopic.FetchPartition(
+            partition=index,
+            current_leader_epoch=3 + index,
+            fetch_offset=1 << 40 | index,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=1 << 20,
+        )
+        for index in range(partitions)
+    ]
+    forgotten = [CodecFetch.ForgottenTopic(partitions=[1, 7], **named(9))]
+    return CodecFetch(
+        version=version,
+        replica_id=-1,
+        max_wait_ms=500,
+        min_bytes=1,
+        max_bytes=50 << 20,
+        isolation_level=1,
+        session_id=77,
+        session_epoch=5,
+        topics=[
+            CodecFetch.FetchTopic(partitions=asked, **named(number)) for number in range(topics)
+        ],
+        forgotten_topics_data=forgotten if version >= 7 else [],
+        **fields,
+    ).encode(version=version)
+
+
+def read_fetch_compiled(frame, version):
+    return compiled.fetch_request(frame, 0, version, FetchRequest, FetchTopic, FetchPartition)
 
 
 def unchecked(request):
@@ -126,6 +178,45 @@ def test_only_requests_of_some_mib_are_served_at_once(size, is_expected):
     frame = bytearray(produce_body(9, records=records))
     found = compiled.plain_produce(frame, 0, 9, 100)
     assert (found is not None) == is_expected
+
+
+@pytest.mark.parametrize("rack_id", ["", "rack-1"])
+@pytest.mark.parametrize("topics", [0, 1, 2])
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_common_fetch_requests_are_read_by_compiled_code(version, topics, rack_id):
+    frame = bytearray(fetch_body(version, topics, rack_id=rack_id))
+    found = read_fetch_compiled(frame, version)
+    assert found is not None
+    assert found == in_python(read_fetch, frame, 0, version)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_common_fetch_replies_are_written_by_compiled_code(version):
+    rows = [
+        PartitionFetched(3, 0, 1 << 40, 7, 5, [b"first", memoryview(b"second")], ()),
+        PartitionFetched(4, 1),
+        PartitionFetched(5, 0, records=[bytes(20_000)]),
+    ]
+    topic = "topic" if version < 13 else bytes(16)
+    response = FetchResponse([(topic, rows), (topic, [])], 8, 9, 10)
+    found = compiled.fetch_reply(response, version)
+    assert found is not None
+    assert b"".join(found) == b"".join(in_python(write_fetch_response, response, version))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        PartitionFetched(0, 0, aborted=[(1, 2)]),
+        PartitionFetched(0, 0, diverging=(1, 2)),
+        PartitionFetched(0, 6, current_leader=(1, 2)),
+    ],
+)
+def test_fetch_replies_with_rare_fields_are_written_in_python(row):
+    topics = [(bytes(16), [row])]
+    assert compiled.fetch_reply(FetchResponse(topics), 17) is None
+    endpoints = [NodeEndpoint(1, "host", 9092)]
+    assert compiled.fetch_reply(FetchResponse((), node_endpoints=endpoints), 17) is None
 
 
 @pytest.mark.parametrize("version", [0, 8, 9, 12])
@@ -181,6 +272,19 @@ def test_compiled_and_python_agree_on_malformed_requests(data, version):
     frame = data.draw(mutated(produce_body(version, records=BATCH)))
     found = unchecked(read_compiled(frame, version))
     assert found is None or found == in_python(read_produce, frame, 0, version)
+
+
+@given(data=st.data(), version=st.sampled_from(FETCH_VERSIONS))
+def test_compiled_and_python_agree_on_malformed_fetch_requests(data, version):
+    frame = data.draw(mutated(fetch_body(version)))
+    found = read_fetch_compiled(frame, version)
+    assert found is None or found == in_python(read_fetch, frame, 0, version)
+
+
+@given(frame=st.binary(max_size=60).map(bytearray), version=st.sampled_from(FETCH_VERSIONS))
+def test_compiled_and_python_agree_on_random_fetch_requests(frame, version):
+    found = read_fetch_compiled(frame, version)
+    assert found is None or found == in_python(read_fetch, frame, 0, version)
 
 
 @given(frame=st.binary(max_size=60).map(bytearray), version=st.sampled_from(VERSIONS))
