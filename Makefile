@@ -18,7 +18,7 @@ SOURCES := gateway auth compat records storage reports tests bench
 # The environment is updated when one of these changes; the packages are installed in editable mode.
 INPUTS := pyproject.toml constraints.txt \
 	$(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.p[yx][xi] \
-	storage/*.pyx storage/lmdb/*.pyx)
+	storage/*.pyx storage/lmdb/*.pyx storage/pulsar/client/*.pyx storage/pulsar/client/*.h)
 
 # python-gssapi is built from source, with the headers of libkrb5-dev. Without it the tests of
 # Kerberos are skipped; in CI they fail.
@@ -183,6 +183,7 @@ clean:
 	rm -f records/_kernel.c records/_kernel*.so
 	rm -f gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
 	rm -f storage/lmdb/_frames.c storage/lmdb/_frames*.so
+	rm -f storage/pulsar/client/_library.c storage/pulsar/client/_library*.so
 
 # One environment with three sets of dependencies, each a superset of the one before.
 $(VENV)/.made:

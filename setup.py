@@ -49,5 +49,13 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
+        Extension(
+            "storage.pulsar.client._library",
+            ["storage/pulsar/client/_library.pyx"],
+            depends=["storage/pulsar/client/_library.h"],
+            include_dirs=["storage/pulsar/client"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
     ]
 )

@@ -32,9 +32,10 @@ def place(
     room = {}
     for rank, node in enumerate(by_load):
         quota = share + (rank < remainder)
-        held[node].sort(key=lambda shard: _score(shard, node), reverse=True)
-        free += held[node][quota:]
-        del held[node][quota:]
+        if len(held[node]) > quota:
+            held[node].sort(key=lambda shard: _score(shard, node), reverse=True)
+            free += held[node][quota:]
+            del held[node][quota:]
         room[node] = quota - len(held[node])
     placed = {shard: node for node, kept in held.items() for shard in kept}
     for shard in sorted(free):

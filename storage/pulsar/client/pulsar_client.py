@@ -26,7 +26,10 @@ from storage.log import (
     UnknownTopic,
 )
 from storage.pulsar.admin.token_file import TokenFile
+from storage.pulsar.client import bulk_readers
+from storage.pulsar.client.bulk_readers import BulkClient, BulkReader, SingleReader
 from storage.pulsar.client.client_log import client_logger
+from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 
 T = TypeVar("T")
@@ -88,7 +91,7 @@ def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
 
 def connect(settings: PulsarSettings) -> pulsar.Client:
     """Create a client; it connects on first use."""
-    trusted = settings.tls_trust_file or ssl.get_default_verify_paths().cafile
+    trusted = trust_file(settings)
     return pulsar.Client(
         settings.service_url,
         authentication=authentication(settings),
@@ -97,7 +100,7 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
         io_threads=1,
         message_listener_threads=1,
         stats_interval_in_seconds=0,
-        tls_trust_certs_file_path=str(trusted) if trusted else None,
+        tls_trust_certs_file_path=trusted,
         tls_validate_hostname=True,
         tls_certificate_file_path=str(settings.tls_certificate_file)
         if settings.tls_certificate_file
@@ -107,8 +110,32 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
     )
 
 
+def connect_in_bulk(settings: PulsarSettings) -> BulkClient | None:
+    """Create a client for bulk readers with the same settings; None without the compiled module."""
+    if bulk_readers.compiled is None:
+        return None
+    return BulkClient(
+        settings.service_url,
+        max(1, round(settings.operation_timeout_seconds)),
+        TokenFile(settings.token_file) if settings.token_file else None,
+        trust_file(settings),
+        str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
+        str(settings.tls_key_file) if settings.tls_key_file else None,
+    )
+
+
+def trust_file(settings: PulsarSettings) -> str | None:
+    trusted = settings.tls_trust_file or ssl.get_default_verify_paths().cafile
+    return str(trusted) if trusted else None
+
+
+def message_id_of(position: Position | None) -> Any:
+    """The library's message id of a reader's start; None is the beginning of the topic."""
+    return pulsar.MessageId(-1, *position, -1) if position else pulsar.MessageId.earliest
+
+
 class PulsarClient:
-    """One pulsar-client client and its threads, for the thread of `reactor`.
+    """The clients of pulsar-client and their threads, for the thread of `reactor`.
 
     Blocking calls are made through `run`.
     """
@@ -120,6 +147,7 @@ class PulsarClient:
         self.reactor_calls = ReactorCallQueue(reactor)
         self._reactor = reactor
         self._client: pulsar.Client | None = None
+        self._bulk: BulkClient | None = None
         self._threads: WorkerPool | None = None
         self._table_threads: WorkerPool | None = None
 
@@ -132,7 +160,9 @@ class PulsarClient:
             self.reactor_calls, self.settings.threads, self.settings.calls_waiting, "pulsar"
         )
         try:
-            self._client = await threads.run(lambda: connect(self.settings))
+            self._client, self._bulk = await threads.run(
+                lambda: (connect(self.settings), connect_in_bulk(self.settings))
+            )
         except Exception as error:
             threads.stop(lambda: None)
             raise StorageFailed(
@@ -234,6 +264,17 @@ class PulsarClient:
             start_message_id_inclusive=True,
         )
 
+    def bulk_reader(self, topic: str, start: Position | None, queue: int) -> BulkReader:
+        """Create a reader for many messages, which starts at the position or at the beginning.
+
+        Blocks: call it within `run`.
+        """
+        bulk = self._bulk
+        self._open_client()
+        if bulk is not None:
+            return bulk.reader(topic, start, queue)
+        return SingleReader(self.reader(topic, message_id_of(start), queue=queue))
+
     def last_json(self, topic: str, kind: type[T]) -> T | None:
         """The topic's last message, decoded from JSON.
 
@@ -258,13 +299,18 @@ class PulsarClient:
         client, threads, table_threads = self._client, self._threads, self._table_threads
         if client is None or threads is None or table_threads is None:
             return
+        bulk, self._bulk = self._bulk, None
         self._client = self._threads = self._table_threads = None
+        bulk_closed = Deferred.fromCoroutine(self._closed_in_time(bulk.close)) if bulk else None
         if not await self._closed_in_time(client.close):
             log.warning(
                 "Pulsar's client did not close within %s s, shutting it down",
                 self.settings.close_timeout_seconds,
             )
             await self._closed_in_time(client.shutdown)
+        if bulk_closed is not None:
+            # The C API cannot shut down a client that does not close. Its thread keeps it.
+            await bulk_closed
         # The threads end when their calls do, soon after the client is closed; no need to wait.
         threads.stop(lambda: None)
         table_threads.stop(lambda: None)

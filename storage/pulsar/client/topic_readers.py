@@ -11,19 +11,21 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.log import LOG_CLOSED, LogClosed, StorageFailed
-from storage.pulsar.client.pulsar_client import Listener, PulsarClient
-from storage.pulsar.log.entry_messages import Header, parse_header
+from storage.log import LOG_CLOSED, Buffer, LogClosed, StorageFailed
+from storage.pulsar.client.bulk_readers import BulkReader, header_of
+from storage.pulsar.client.pulsar_client import Listener, PulsarClient, message_id_of
+from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
@@ -33,6 +35,9 @@ trip.
 
 MAX_QUEUE_MESSAGES = 64
 """Limit on prefetched messages: more are not faster, and may be larger than earlier ones."""
+
+MOST_RECEIVED = 128
+"""Limit on messages received in one call."""
 
 QUEUE_MISMATCH_FACTOR = 4
 """A reader is replaced if its queue is this many times too long or short for the message sizes."""
@@ -45,7 +50,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     header: Header
     position: Position
-    payload: bytes
+    payload: Buffer
 
     def __repr__(self) -> str:
         """Omits the payload, which must not be logged."""
@@ -84,14 +89,23 @@ class ReaderSource:
 
         Raises LogClosed once `disconnect` was called, because it might create the topic again.
         """
+        return self._open(
+            lambda: self.client.reader(
+                self.topic, message_id_of(start), queue=queue, listener=listener
+            )
+        )
+
+    def open_bulk(self, start: Position | None, queue: int) -> BulkReader:
+        """As `open`, for reading many messages."""
+        return self._open(lambda: self.client.bulk_reader(self.topic, start, queue))
+
+    def _open(self, connect: Callable[[], R]) -> R:
         with self._lock:
             if self._disconnecting is not None:
                 raise LogClosed(LOG_CLOSED)
             self._connected += 1
         try:
-            return self.client.reader(
-                self.topic, message_id_of(start), queue=queue, listener=listener
-            )
+            return connect()
         except BaseException:
             self.dropped()
             raise
@@ -155,21 +169,21 @@ class ReaderSource:
 
     def own_header(self, message: Any) -> Header | None:
         """The header of a valid message of the store, else None."""
-        try:
-            header = parse_header(message.properties())
-        # Other producers may write properties that are not UTF-8; the library does not check.
-        except UnicodeDecodeError:
-            header = None
+        header = header_of(message)
         if header is None:
-            if not self.has_foreign_messages:
-                self.has_foreign_messages = True
-                log.warning(
-                    "%s holds messages not written by kopgate, the first at %s; they are skipped",
-                    self.topic,
-                    message.message_id(),
-                )
+            self.note_foreign(position_of(message))
             return None
         return None if self.is_from_fenced_leader(header) else header
+
+    def note_foreign(self, position: Position) -> None:
+        """Log the first message of another writer."""
+        if not self.has_foreign_messages:
+            self.has_foreign_messages = True
+            log.warning(
+                "%s holds messages not written by kopgate, the first at %s:%s; they are skipped",
+                self.topic,
+                *position,
+            )
 
     def messages(self, reader: Any, deadline: float) -> Iterator[Any]:
         """Messages of `reader` until the end of the topic. Raises pulsar.Timeout at `deadline`."""
@@ -198,11 +212,6 @@ class ReaderSource:
 def position_of(message: Any) -> Position:
     place = message.message_id()
     return Position(place.ledger_id(), place.entry_id())
-
-
-def message_id_of(position: Position | None) -> Any:
-    """The library's message id of a reader's start; None is the beginning of the topic."""
-    return pulsar.MessageId(-1, *position, -1) if position else pulsar.MessageId.earliest
 
 
 def close(reader: Any) -> None:
@@ -251,7 +260,7 @@ class OpenReader:
     def __init__(self, source: ReaderSource, start: Position | None) -> None:
         self.source = source
         self._start = start
-        self._reader: Any = None
+        self._reader: BulkReader | None = None
         self._queue = 0
         self._begin = self._expected = 0
         self._held: list[StoredMessage] = []
@@ -274,17 +283,21 @@ class OpenReader:
         found: list[StoredMessage] = []
         room = max_bytes
         waiting = deque(one for one in self._held if one.header.last_offset >= offset)
-        stream = self._own_messages(offset)
+        deadline = self.source.deadline()
         self.has_reached_end = False
         while not found or (room > 0 and len(found) < max_messages):
-            stored = waiting.popleft() if waiting else self._next(stream, bool(found))
-            if stored is None:
-                break
-            if stored.header.base_offset >= end or (found and len(stored.payload) > room):
+            if not waiting:
+                most = min(max_messages - len(found), MOST_RECEIVED)
+                self._receive(waiting, (offset, end, room, most), deadline, bool(found))
+                if not waiting:
+                    break
+            stored = waiting.popleft()
+            size = len(stored.payload)
+            if stored.header.base_offset >= end or (found and size > room):
                 waiting.appendleft(stored)
                 break
             found.append(stored)
-            room -= len(stored.payload)
+            room -= size
             if stored.header.last_offset + 1 >= end:
                 break
         self._held = [*found[-1:], *waiting]
@@ -304,35 +317,49 @@ class OpenReader:
         if reader:
             self.source.dropped()
 
-    def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
-        """The next message; None at the end, or on a timeout if there is something to return
-        already.
+    def _receive(
+        self,
+        waiting: deque[StoredMessage],
+        wanted: tuple[int, int, int, int],
+        deadline: float,
+        has_some: bool,
+    ) -> None:
+        """Add the next messages to `waiting`, from the one that contains the offset.
+
+        Adds none at the end, or on a timeout if there is something to return already. `wanted`: the
+        offset, the end offset, and how many bytes and messages are received at a time.
         """
-        passed = self._received_messages
-        try:
-            stored = next(stream, None)
-        except pulsar.Timeout:
-            if has_some or self._received_messages > passed:
-                return None
-            raise self.source.timeout_error() from None
-        self.has_reached_end = stored is None
-        return stored
-
-    def _own_messages(self, offset: int) -> Iterator[StoredMessage]:
-        """Messages from the one that contains `offset`."""
         source = self.source
-        deadline = source.deadline()
-        for message in source.messages(self._opened(), deadline):
-            self._received_messages += 1
-            header = source.own_header(message)
-            if header is None or header.base_offset < self._expected:
-                continue
-            self._expected = header.last_offset + 1
-            self._start = position = position_of(message)
-            if header.last_offset >= offset and header.last_offset >= header.base_offset:
-                yield StoredMessage(header, position, message.data())
+        offset, end, room, most = wanted
+        reader = self._opened()
+        while not waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if has_some:
+                    return
+                raise source.timeout_error()
+            try:
+                received = reader.read(room, end, 1 + int(1000 * min(POLL_SECONDS, left)), most)
+            except pulsar.Timeout:
+                if reader.has_message_available():
+                    continue
+                self.has_reached_end = True
+                return
+            has_some = True
+            self._received_messages += len(received)
+            for header, ledger_id, entry_id, payload in received:
+                if header is None:
+                    source.note_foreign(Position(ledger_id, entry_id))
+                    continue
+                if header.base_offset < self._expected or source.is_from_fenced_leader(header):
+                    continue
+                last = header.last_offset
+                self._expected = last + 1
+                self._start = position = Position(ledger_id, entry_id)
+                if offset <= last >= header.base_offset:
+                    waiting.append(StoredMessage(header, position, payload))
 
-    def _opened(self) -> Any:
+    def _opened(self) -> BulkReader:
         """The library's reader, reopened if its queue does not suit the message sizes."""
         queue = self.source.queue
         if (
@@ -345,5 +372,5 @@ class OpenReader:
             self.source.close(reader)
         if self._reader is None:
             self._queue = queue
-            self._reader = self.source.open(self._start, queue)
+            self._reader = self.source.open_bulk(self._start, queue)
         return self._reader

@@ -19,9 +19,9 @@ from typing import Any
 import pulsar
 
 from storage.log import LogClosed, StorageError
-from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.pulsar_client import PulsarClient, message_id_of, to_storage_error
 from storage.pulsar.client.reconnection import READER_GIVE_UP_SECONDS, Reconnection
-from storage.pulsar.client.topic_readers import close, message_id_of
+from storage.pulsar.client.topic_readers import close
 from storage.pulsar.cluster.log_entries import BurstReader, LogEvent, MissingRevision, Place
 from storage.pulsar.log.offset_index import Position
 

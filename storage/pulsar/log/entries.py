@@ -34,10 +34,22 @@ class PartitionEntries:
 
     async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
         """`PartitionLog.read`, limited to offsets below `end`."""
+        messages = await self._messages.read(offset, end, max_bytes)
         found: list[Entry] = []
-        for stored in await self._messages.read(offset, end, max_bytes):
-            found += unpack_entries(stored.header, stored.payload)
-        return limit_entries(found, offset, max_bytes)
+        is_limited = True
+        for stored in messages:
+            header = stored.header
+            if header.entries == 1:
+                found.append(
+                    Entry(
+                        header.base_offset, header.last_offset, header.max_timestamp, stored.payload
+                    )
+                )
+            else:
+                found += unpack_entries(header, stored.payload)
+                is_limited = False
+        # The read has applied the limits to messages.
+        return found if is_limited else limit_entries(found, offset, max_bytes)
 
     async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
         """The first entry with a `max_timestamp` of at least `timestamp`."""

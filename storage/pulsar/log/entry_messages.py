@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from storage.log import Entry
+from storage.log import Buffer, Entry
 
 ENTRY_FORMAT = "entry.format"
 """Property by which KoP marks its messages; used with the same values."""
@@ -107,7 +107,7 @@ def pack_entries(entries: Sequence[Entry]) -> bytes:
     return b"".join([*places, *(one.payload for one in entries)])
 
 
-def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
+def unpack_entries(header: Header, payload: Buffer) -> list[Entry]:
     """The entries of a message, in order.
 
     If the payload does not hold the entries that the header announces, it is returned as one entry.
@@ -116,7 +116,8 @@ def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
         found = []
         begin = header.entries * _ENTRY_HEADER.size
         for base, last, time, size in _ENTRY_HEADER.iter_unpack(payload[:begin]):
-            found.append(Entry(base, last, time, payload[begin : begin + size]))
+            # A copy: a view of one entry would keep the whole message.
+            found.append(Entry(base, last, time, bytes(payload[begin : begin + size])))
             begin += size
         if (
             begin == len(payload)
@@ -127,6 +128,6 @@ def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
     return [Entry(header.base_offset, header.last_offset, header.max_timestamp, payload)]
 
 
-def entry_payload_bytes(header: Header, payload: bytes) -> int:
+def entry_payload_bytes(header: Header, payload: Buffer) -> int:
     """Bytes of the entries' payloads, without the headers that precede them."""
     return len(payload) - (header.entries * _ENTRY_HEADER.size if header.entries > 1 else 0)

@@ -79,7 +79,7 @@ class Operator:
     @contextmanager
     def runs(self, role, *more):
         folder = self.folder / role
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         with gateway_on(self.settings, folder, *self.words(role), *more) as running:
             yield running
             assert running.stop() == 0
@@ -141,6 +141,10 @@ def test_service_role_serves_old_and_new_clients_after_administrator_setup(guard
         assert b"new" in old
         assert b"old" in old
         assert consume_in_group(running, 2) == [b"new", b"old"]
+    with operator.runs("service") as running:
+        # Nothing is cached, so this is read from Pulsar.
+        everything = produce_and_fetch_as_kafka_08(running, b"more", 2)
+        assert all(value in everything for value in (b"new", b"old", b"more"))
     assert [line for line in operator.lines if " critical " in line] == []
     secrets = [token(role).rpartition(".")[2] for role in ("service", SUPERUSER)]
     assert operator.lines

@@ -126,6 +126,12 @@ class CountingClient(PulsarClient):
         self.readers += 1
         return super().reader(*arguments, **options)
 
+    def bulk_reader(self, *arguments: Any) -> Any:
+        before = self.readers
+        made = super().bulk_reader(*arguments)
+        self.readers = before + 1
+        return made
+
 
 class ReadingStack:
     """Everything a store uses for reading; `reader` reads a partition."""

@@ -31,6 +31,9 @@ class ReaderClient:
             raise self.failure
         return SimpleNamespace(close=self.close)
 
+    def bulk_reader(self, topic: str, start: Any, queue: int) -> Any:
+        return self.reader(topic, start)
+
     def close(self) -> None:
         self.closed += 1
 

@@ -91,6 +91,15 @@ def test_entries_packed_in_one_message_round_trip() -> None:
     assert entry_payload_bytes(header, payload) == 5
 
 
+def test_unpacked_entries_do_not_keep_the_message():
+    """A cached entry would otherwise hold the memory of all of them."""
+    header = Header(0, 1, 3, 0, 0, 3, 2)
+    payload = pack_entries([Entry(0, 0, 3, b"abc"), Entry(1, 1, 3, b"de")])
+    entries = unpack_entries(header, memoryview(payload))
+    assert [entry.payload for entry in entries] == [b"abc", b"de"]
+    assert all(isinstance(entry.payload, bytes) for entry in entries)
+
+
 def test_single_entry_is_stored_without_packing() -> None:
     (only,) = unpack_entries(Header(5, 7, 3, 0, 0, 3), b"abc")
     assert (only.base_offset, only.last_offset, only.max_timestamp, only.payload) == (

@@ -1,0 +1,426 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Readers of the client library through its C API: many messages in one call, without the GIL.
+
+The functions are those of Pulsar's `pulsar/c/*.h`, resolved when this module is imported in the
+library that pulsar-client has loaded (`_library.h`). ImportError if one is missing.
+"""
+
+import os
+
+import _pulsar
+import pulsar
+
+from storage.pulsar.log.entry_messages import HEADER, Header, parse_header
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+cdef extern from "<string.h>" nogil:
+    char* strdup(const char* text)
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* now)
+    int CLOCK_MONOTONIC
+
+cdef extern from "<dlfcn.h>" nogil:
+    void* dlopen(const char* path, int flags)
+    int RTLD_NOW
+    int RTLD_NOLOAD
+
+cdef extern from "_library.h" nogil:
+    const char* resolve_functions(void* library)
+    void* pulsar_client_configuration_create()
+    void pulsar_client_configuration_free(void*)
+    void pulsar_client_configuration_set_auth(void*, void*)
+    void pulsar_client_configuration_set_operation_timeout_seconds(void*, int)
+    void pulsar_client_configuration_set_io_threads(void*, int)
+    void pulsar_client_configuration_set_message_listener_threads(void*, int)
+    void pulsar_client_configuration_set_stats_interval_in_seconds(void*, unsigned int)
+    void pulsar_client_configuration_set_tls_trust_certs_file_path(void*, const char*)
+    void pulsar_client_configuration_set_tls_certificate_file_path(void*, const char*)
+    void pulsar_client_configuration_set_tls_private_key_file_path(void*, const char*)
+    void pulsar_client_configuration_set_validate_hostname(void*, int)
+    void* pulsar_authentication_token_create_with_supplier(char* (*)(void*) noexcept, void*)
+    void* pulsar_authentication_tls_create(const char*, const char*)
+    void pulsar_authentication_free(void*)
+    void* pulsar_client_create(const char*, const void*)
+    int pulsar_client_close(void*)
+    void pulsar_client_free(void*)
+    int pulsar_client_create_reader(void*, const char*, const void*, void*, void**)
+    void* pulsar_reader_configuration_create()
+    void pulsar_reader_configuration_free(void*)
+    void pulsar_reader_configuration_set_receiver_queue_size(void*, int)
+    int pulsar_reader_read_next_with_timeout(void*, void**, int)
+    int pulsar_reader_has_message_available(void*, int*)
+    int pulsar_reader_close(void*)
+    void pulsar_reader_free(void*)
+    const void* pulsar_message_get_data(void*)
+    uint32_t pulsar_message_get_length(void*)
+    const char* pulsar_message_get_property(void*, const char*)
+    void* pulsar_message_get_message_id(void*)
+    void pulsar_message_free(void*)
+    void* pulsar_message_id_serialize(void*, int*)
+    void* pulsar_message_id_deserialize(const void*, uint32_t)
+    void pulsar_message_id_free(void*)
+
+#: Version of the signatures; `bulk_readers.py` expects the same number.
+INTERFACE = 1
+
+cdef enum:
+    # pulsar/c/result.h
+    RESULT_OK = 0
+    RESULT_UNKNOWN_ERROR = 1
+    # Payloads below this size are copied: the library's memory for a message is about 1 KiB larger
+    # than its payload.
+    COPIED_BYTES = 8192
+    HEADER_VERSION = 1
+    HEADER_NUMBERS = 9
+    # Longer numbers may not fit into 64 bits.
+    DIGITS = 18
+
+cdef bytes HEADER_NAME = HEADER.encode()
+
+
+def resolve(bytes path):
+    """Resolve the functions in a loaded shared object or its dependencies.
+
+    Raises ImportError if it is not loaded or one is missing.
+    """
+    cdef const char* missing
+    cdef void* library = dlopen(path, RTLD_NOW | RTLD_NOLOAD)
+    if library == NULL:
+        raise ImportError(f"{path.decode()} is not loaded")
+    missing = resolve_functions(library)
+    if missing != NULL:
+        raise ImportError(f"the client library has no function {missing.decode()}")
+
+
+resolve(os.fsencode(_pulsar.__file__))
+
+
+def error_of(int result):
+    """The exception that the library's binding raises for `result`."""
+    name = _pulsar.Result(result).name
+    return getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
+
+
+cdef char* token_of(void* supplier) noexcept with gil:
+    """The library frees the text."""
+    cdef bytes text
+    try:
+        text = (<object>supplier)().encode()
+        return strdup(text)
+    except Exception:
+        return strdup(b"")
+
+
+cdef struct Received:
+    void* message
+    const char* data
+    Py_ssize_t size
+    # Valid as long as the message.
+    const char* header
+    int64_t ledger
+    int64_t entry
+    # The numbers in the header, 0 if only `parse_header` can read it.
+    int count
+    int64_t numbers[HEADER_NUMBERS]
+
+
+cdef const uint8_t* read_varint(
+    const uint8_t* at, const uint8_t* end, uint64_t* value
+) noexcept nogil:
+    """Returns the byte behind it; NULL if there is none."""
+    cdef int shift = 0
+    value[0] = 0
+    while at < end and shift < 64:
+        value[0] |= <uint64_t>(at[0] & 127) << shift
+        shift += 7
+        at += 1
+        if not at[-1] & 128:
+            return at
+    return NULL
+
+
+cdef int read_position(Received* one) noexcept nogil:
+    """Ledger and entry of the message, from its serialized id: MessageIdData in PulsarApi.proto,
+    whose first two fields are required. Returns 0 if it is anything else.
+    """
+    cdef int size = 0
+    cdef uint64_t ledger = 0, entry = 0
+    cdef void* id = pulsar_message_get_message_id(one.message)
+    cdef uint8_t* text = <uint8_t*>pulsar_message_id_serialize(id, &size)
+    cdef const uint8_t* at = text
+    cdef const uint8_t* end = text + size
+    pulsar_message_id_free(id)
+    at = read_varint(at + 1, end, &ledger) if size and at[0] == 0x08 else NULL
+    if at != NULL:
+        at = read_varint(at + 1, end, &entry) if at < end and at[0] == 0x10 else NULL
+    free(text)
+    one.ledger = <int64_t>ledger
+    one.entry = <int64_t>entry
+    return at != NULL
+
+
+cdef int read_numbers(const char* at, int64_t* numbers) noexcept nogil:
+    """The integers of a JSON array without spaces; 0 if it is anything else."""
+    cdef int count = 0, digits, negative
+    cdef int64_t value
+    if at[0] != c"[":
+        return 0
+    while True:
+        at += 1
+        negative = at[0] == c"-"
+        at += negative
+        value = digits = 0
+        while c"0" <= at[0] <= c"9":
+            value = 10 * value + (at[0] - c"0")
+            digits += 1
+            at += 1
+        if digits == 0 or digits > DIGITS or count == HEADER_NUMBERS:
+            return 0
+        if digits > 1 and at[-digits] == c"0":
+            return 0
+        numbers[count] = -value if negative else value
+        count += 1
+        if at[0] == c"]":
+            return count if at[1] == 0 else 0
+        if at[0] != c",":
+            return 0
+
+
+cdef object header_of(Received* one):
+    """As `parse_header`, which decides about everything that the store does not write."""
+    cdef int64_t* numbers = one.numbers
+    cdef int count = one.count
+    cdef int64_t greatest, entries, opening
+    if 6 <= count and numbers[0] == HEADER_VERSION:
+        greatest = numbers[6] if count > 6 else -1
+        entries = numbers[7] if count > 7 else 1
+        opening = numbers[8] if count > 8 else 0
+        if (
+            0 <= numbers[1] <= numbers[2] + 1
+            and numbers[2] >= -1
+            and -1 <= numbers[3] <= greatest
+            and numbers[4] >= 0
+            and numbers[5] >= -1
+            and entries >= 1
+            and opening >= 0
+        ):
+            return Header(
+                numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], greatest, entries,
+                opening,
+            )
+    try:
+        return parse_header({HEADER: one.header.decode()}) if one.header[0] else None
+    except UnicodeDecodeError:
+        return None
+
+
+def header_in(bytes text):
+    """The header of a message with this property, for tests."""
+    cdef Received one
+    one.header = text
+    one.count = read_numbers(one.header, one.numbers)
+    return header_of(&one)
+
+
+cdef class Payload:
+    """The payload of a message, in the library's memory."""
+
+    cdef void* message
+    cdef const char* data
+    cdef Py_ssize_t size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, <void*>self.data, self.size, 1, flags)
+
+    def __dealloc__(self):
+        pulsar_message_free(self.message)
+
+
+cdef object payload_of(Received* one):
+    """Bytes, or a view that keeps the message."""
+    cdef Payload payload
+    if one.size < COPIED_BYTES:
+        return PyBytes_FromStringAndSize(one.data, one.size)
+    payload = Payload.__new__(Payload)
+    payload.message = one.message
+    one.message = NULL
+    payload.data = one.data
+    payload.size = one.size
+    return PyMemoryView_FromObject(payload)
+
+
+cdef int64_t now_ms() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef class Client:
+    """A client of the library, with the settings of `pulsar_client.connect`.
+
+    `token` is called without arguments in the library's threads, as long as the process lives.
+    """
+
+    cdef void* client
+
+    def __init__(
+        self, bytes url, int operation_timeout_seconds, object token, bytes trust,
+        bytes certificate, bytes key
+    ):
+        cdef void* configuration = pulsar_client_configuration_create()
+        cdef void* authentication = NULL
+        pulsar_client_configuration_set_operation_timeout_seconds(
+            configuration, operation_timeout_seconds
+        )
+        pulsar_client_configuration_set_io_threads(configuration, 1)
+        pulsar_client_configuration_set_message_listener_threads(configuration, 1)
+        pulsar_client_configuration_set_stats_interval_in_seconds(configuration, 0)
+        pulsar_client_configuration_set_validate_hostname(configuration, 1)
+        pulsar_client_configuration_set_tls_trust_certs_file_path(configuration, trust)
+        if certificate is not None:
+            pulsar_client_configuration_set_tls_certificate_file_path(configuration, certificate)
+        if key is not None:
+            pulsar_client_configuration_set_tls_private_key_file_path(configuration, key)
+        if token is not None:
+            Py_INCREF(token)
+            authentication = pulsar_authentication_token_create_with_supplier(
+                token_of, <void*>token
+            )
+        elif certificate is not None and key is not None:
+            authentication = pulsar_authentication_tls_create(certificate, key)
+        if authentication != NULL:
+            pulsar_client_configuration_set_auth(configuration, authentication)
+            pulsar_authentication_free(authentication)
+        self.client = pulsar_client_create(url, configuration)
+        pulsar_client_configuration_free(configuration)
+
+    def create_reader(self, bytes topic, bytes start, int queue):
+        """A reader behind the message id `start`, as `pulsar.MessageId.serialize` returns it.
+
+        Blocks. Raises the library's errors.
+        """
+        cdef const char* id_text = start
+        cdef const char* topic_text = topic
+        cdef uint32_t id_size = <uint32_t>len(start)
+        cdef void* id
+        cdef void* configuration
+        cdef int result
+        cdef Reader reader = Reader.__new__(Reader)
+        reader.name = topic.decode()
+        with nogil:
+            id = pulsar_message_id_deserialize(id_text, id_size)
+            configuration = pulsar_reader_configuration_create()
+            pulsar_reader_configuration_set_receiver_queue_size(configuration, queue)
+            result = pulsar_client_create_reader(
+                self.client, topic_text, id, configuration, &reader.reader
+            )
+            pulsar_reader_configuration_free(configuration)
+            pulsar_message_id_free(id)
+        if result != RESULT_OK:
+            raise error_of(result)
+        return reader
+
+    def close(self):
+        """Blocks. Raises the library's errors."""
+        cdef int result
+        with nogil:
+            result = pulsar_client_close(self.client)
+        if result != RESULT_OK:
+            raise error_of(result)
+
+    def __dealloc__(self):
+        # It may wait for a thread that waits for the GIL.
+        with nogil:
+            pulsar_client_free(self.client)
+
+
+cdef class Reader:
+    """A reader of one topic, for one thread at a time. Its methods block and raise the library's
+    errors.
+    """
+
+    cdef void* reader
+    cdef str name
+
+    def topic(self):
+        return self.name
+
+    def read(self, int64_t room, int64_t end, int wait_ms, int most):
+        """The next messages: header or None, ledger id, entry id, payload.
+
+        Returns when they have `room` bytes of payload, after a message that reaches the offset
+        `end`, after `most` messages, or after `wait_ms`. Raises pulsar.Timeout if there are none.
+        """
+        cdef const char* name = HEADER_NAME
+        cdef Received* found = <Received*>malloc(most * sizeof(Received))
+        cdef Received* one
+        cdef int count = 0, number, result = RESULT_OK
+        cdef int has_positions = 1
+        cdef int64_t left = wait_ms, deadline
+        cdef list messages = []
+        if found == NULL:
+            raise MemoryError
+        try:
+            with nogil:
+                deadline = now_ms() + wait_ms
+                while count < most and left >= 0:
+                    one = found + count
+                    result = pulsar_reader_read_next_with_timeout(
+                        self.reader, &one.message, <int>left
+                    )
+                    if result != RESULT_OK:
+                        break
+                    count += 1
+                    one.data = <const char*>pulsar_message_get_data(one.message)
+                    one.size = pulsar_message_get_length(one.message)
+                    one.header = pulsar_message_get_property(one.message, name)
+                    one.count = read_numbers(one.header, one.numbers)
+                    has_positions &= read_position(one)
+                    room -= one.size
+                    if room <= 0 or (one.count > 2 and one.numbers[2] + 1 >= end):
+                        break
+                    left = deadline - now_ms()
+            # An error after some messages will be that of the next call, too.
+            if count == 0:
+                raise error_of(result)
+            if not has_positions:
+                raise error_of(RESULT_UNKNOWN_ERROR)
+            for number in range(count):
+                one = found + number
+                messages.append((header_of(one), one.ledger, one.entry, payload_of(one)))
+            return messages
+        finally:
+            for number in range(count):
+                if found[number].message != NULL:
+                    pulsar_message_free(found[number].message)
+            free(found)
+
+    def has_message_available(self):
+        cdef int is_available = 0, result
+        with nogil:
+            result = pulsar_reader_has_message_available(self.reader, &is_available)
+        if result != RESULT_OK:
+            raise error_of(result)
+        return is_available != 0
+
+    def close(self):
+        cdef int result
+        with nogil:
+            result = pulsar_reader_close(self.reader)
+        if result != RESULT_OK:
+            raise error_of(result)
+
+    def __dealloc__(self):
+        if self.reader != NULL:
+            with nogil:
+                pulsar_reader_free(self.reader)
