@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.python.failure import Failure
@@ -42,6 +42,23 @@ class Reactor(Clock, Protocol):
     """The part of Twisted's reactor that stores use."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
+
+
+class Readable(Protocol):
+    """A descriptor that a reactor watches (Twisted's IReadDescriptor)."""
+
+    def fileno(self) -> int: ...
+    def doRead(self) -> object: ...
+    def connectionLost(self, reason: Failure) -> None: ...
+    def logPrefix(self) -> str: ...
+
+
+@runtime_checkable
+class WatchingReactor(Reactor, Protocol):
+    """A reactor that watches descriptors (Twisted's IReactorFDSet). A clock of tests does not."""
+
+    def addReader(self, reader: Readable) -> None: ...
+    def removeReader(self, reader: Readable) -> None: ...
 
 
 clock_seconds = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -247,6 +264,11 @@ class ReactorCallQueue:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._reactor.callFromThread(self._run)
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run `call` after those posted before; for the reactor thread."""
+        self._calls.append(call)
+        self._run()
 
     def _run(self) -> None:
         # Reset first: a call posted from here on schedules another wake-up; one posted earlier is

@@ -81,6 +81,41 @@ class Files(Protocol):
                 self.sync(descriptor)
         return room
 
+    def flusher(self) -> Flusher | None:
+        """A thread that does `store`, if there is one for these files."""
+        return None
+
+
+class Flusher(Protocol):
+    """A thread that does `Files.store`, with a sync, without the GIL, one call at a time.
+
+    Its methods are called by one thread.
+    """
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a call has ended and `end` was not called."""
+        ...
+
+    def begin(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: bytes,
+        written: int,
+        least: int,
+    ) -> None:
+        """Begin a call with at most `MOST_BUFFERS` buffers."""
+        ...
+
+    def end(self) -> int | None:
+        """The result of the call, or None if it has not ended. Raises OSError if it failed."""
+        ...
+
+    def close(self) -> None:
+        """End the thread after the call."""
+        ...
+
 
 class DiskFiles(Files):
     """Files on a disk."""
@@ -148,10 +183,11 @@ class DiskFiles(Files):
         return free if limit == resource.RLIM_INFINITY else min(free, limit - written)
 
 
-_INTERFACE = 2
-"""Expected INTERFACE of the compiled module; incremented when `store` changes."""
+_INTERFACE = 3
+"""Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 _store: Callable[..., Any] | None = None
+_new_flusher: Callable[[], Flusher] | None = None
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
         import storage._files as _files
@@ -159,7 +195,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if _files.INTERFACE == _INTERFACE:
-            _store = _files.store
+            _store, _new_flusher = _files.store, _files.FlushThread
 
 
 class CompiledDiskFiles(DiskFiles):
@@ -183,3 +219,6 @@ class CompiledDiskFiles(DiskFiles):
         path = os.fsencode(directory)
         room: int = _store(descriptor, buffers, position, path, written, least, syncs)
         return room
+
+    def flusher(self) -> Flusher | None:
+        return _new_flusher() if _new_flusher else None

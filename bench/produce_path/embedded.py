@@ -1,23 +1,26 @@
 """The embedded store behind the measured requests, without Twisted's reactor.
 
-The main thread runs what the store's thread posts, as the reactor's thread does. Timers fire only
+The main thread runs what the store's threads post, as the reactor's thread does. Timers fire only
 if nothing else happens, so bursts are always complete. Rows are committed when the store closes.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from gateway.coroutines import start
+from storage.bridge import Readable
 from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import PartitionLog, Topic
 
-#: How long the main thread waits for the store's thread before a timer fires.
+#: How long the main thread waits for the store's threads before a timer fires.
 _IDLE_SECONDS = 0.5
 
 
@@ -40,8 +43,12 @@ class _Calls:
     """The part of a reactor that the store uses."""
 
     def __init__(self) -> None:
-        self._posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._posted: deque[Callable[[], object]] = deque()
         self._timers: list[_Timer] = []
+        self._readers: dict[int, Readable] = {}
+        self._woken, self._wake = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
 
     def seconds(self) -> float:
         return 0.0
@@ -50,17 +57,28 @@ class _Calls:
         return _Timer(self._timers, lambda: call(*arguments))
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> None:
-        self._posted.put(lambda: call(*arguments))
+        self._posted.append(lambda: call(*arguments))
+        os.write(self._wake, b".")
+
+    def addReader(self, reader: Readable) -> None:
+        self._readers[reader.fileno()] = reader
+        self._poll.register(reader, select.POLLIN)
+
+    def removeReader(self, reader: Readable) -> None:
+        self._poll.unregister(reader)
+        del self._readers[reader.fileno()]
 
     def run_next(self) -> None:
-        """Run the next call from a thread, or a timer."""
-        try:
-            call = self._posted.get(timeout=_IDLE_SECONDS)
-        except Empty:
-            if self._timers:
-                self._timers.pop(0).call()
-            return
-        call()
+        """Run the next calls from threads, or a timer."""
+        events = self._poll.poll(_IDLE_SECONDS * 1000)
+        for descriptor, _ in events:
+            if descriptor == self._woken:
+                os.read(descriptor, 1)
+                self._posted.popleft()()
+            else:
+                self._readers[descriptor].doRead()
+        if not events and self._timers:
+            self._timers.pop(0).call()
 
 
 class EmbeddedStore:

@@ -20,7 +20,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 cdef enum:
     MARK_BYTES = 8
@@ -176,6 +176,64 @@ def encode_appends(
             refusal = error.with_traceback(None)
         outcomes.append((append, None, refusal))
     return frames.at, outcomes
+
+
+def stage_appends(
+    list operations,
+    kind,
+    dict logs,
+    log_kind,
+    bytes mark,
+    uint64_t segment,
+    uint64_t at,
+    uint32_t durable_to,
+    uint64_t limit,
+):
+    """As `encode_appends`, in the common case: None if it is not, and nothing has changed.
+
+    All operations are of class `kind`, none of them is refused, and the frames are within the
+    position `limit`. Returns the new position, the buffers, for each log its rows, the changed logs
+    and the outcomes. The logs are copies of those in `logs`, which are of class `log_kind`.
+    """
+    cdef uint64_t end = at
+    cdef int64_t running
+    cdef uint64_t position
+    cdef Frames frames
+    cdef dict rows = {}, changed = {}
+    cdef list outcomes = []
+    for append in operations:
+        if type(append) is not kind:
+            return None
+        end += <uint64_t>append.size + FRAME_BYTES * <uint64_t>len(append.entries)
+    if end > limit:
+        return None
+    frames = Frames(mark, segment, at, durable_to, [])
+    for append in operations:
+        log_id, entries = append.log_id, append.entries
+        log = changed.get(log_id)
+        if log is None:
+            known = logs.get(log_id)
+            if known is None:
+                return None
+            log = log_kind.__new__(log_kind)
+            log.log_id, log.start_offset, log.size = log_id, known.start_offset, known.size
+            log.end_offset, log.position = known.end_offset, known.position
+            log.running_timestamp = known.running_timestamp
+            changed[log_id] = log
+        if entries[0].base_offset != log.end_offset:
+            return None
+        running, position = log.running_timestamp, log.position
+        keys = frames.add(log_id, entries, &running, &position)
+        its_rows = rows.get(log_id)
+        if its_rows is None:
+            rows[log_id] = keys
+        else:
+            (<list>its_rows).extend(keys)
+        log.running_timestamp, log.position = running, position
+        log.end_offset = entries[-1].last_offset + 1
+        log.size += append.size
+        outcomes.append((append, None, None))
+    return frames.at, frames.buffers, rows, changed, outcomes
 
 
 cdef struct Slot:

@@ -377,7 +377,7 @@ def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[En
     return entries
 
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None

@@ -1,6 +1,7 @@
 """The journal: payloads of all logs in segment files, in the order in which they were stored.
 
-The writer thread writes; any thread reads. Two rules keep a write that failed out of the journal:
+The thread that has the turn (`write_queue.py`) writes; any thread reads. Two rules keep a write
+that failed out of the journal:
 
 - A burst is written to one segment, behind the end. After a failed write, and after a restart, the
   segment is cut at the end, durably, before anything else is written. If the medium refuses that,
@@ -27,7 +28,7 @@ from typing import Any, cast
 
 from isal.isal_zlib import crc32
 
-from storage.files import Files
+from storage.files import Files, Flusher
 from storage.lmdb.frames import (
     FRAME,
     IS_PLACED,
@@ -174,6 +175,12 @@ class SegmentFile:
             self.size = size
         return room
 
+    def begin_store(
+        self, flusher: Flusher, buffers: list[Buffer], at: int, directory: bytes, least: int
+    ) -> None:
+        """The same by `flusher`. The file is to be kept until that has ended."""
+        flusher.begin(self._descriptor, buffers, at, directory, self.size, least)
+
 
 class Staging:
     """The frames of one burst, each with its place in the journal, before they are written.
@@ -250,6 +257,7 @@ class Journal:
     def __init__(self, directory: Path, files: Files, settings: LmdbSettings, mark: bytes) -> None:
         """Open the folder `directory`, creating it if missing. Blocks. Raises OSError."""
         self.directory = directory
+        self._folder = os.fsencode(directory)
         self.mark = mark
         self.end = Place()
         self.held_bytes = 0
@@ -272,6 +280,10 @@ class Journal:
         files.sync_directory(directory)
         self.numbers = {int(name) for name in files.names(directory) if name.isdecimal()}
         self.segment_bytes = limited_segment_bytes(directory, settings)
+
+    def flusher(self) -> Flusher | None:
+        """A new flusher for `begin_write`, if there is one for these files."""
+        return self._files.flusher()
 
     def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
         """Write behind `end`, or, if `is_left`, in segment `next_number`: then nothing is cut off.
@@ -337,6 +349,61 @@ class Journal:
                 self._sync()
         except OSError as error:
             raise self._failed(staging.segment, error) from error
+
+    def place_for_flusher(self) -> tuple[int, int, int, int] | None:
+        """Where `begin_write` can write, if that is the common case.
+
+        Returns the segment of the end, the position of the end, up to where the segment is durable,
+        and the limit of the frames.
+        """
+        file, at = self._file, self.end.at
+        if (
+            file is None
+            or not self._settings.sync_appends
+            or not self._is_synced
+            or not self._is_cut
+            or self._is_left
+        ):
+            return None
+        return self.end.segment, at, self._durable_to, min(file.size, self.segment_bytes)
+
+    def begin_write(self, flusher: Flusher, buffers: list[Buffer]) -> None:
+        """Begin to write frames of appends to the place for the flusher. Does not block.
+
+        The only method that may be called before `end_write` has ended it is `read`.
+        """
+        self._current().begin_store(
+            flusher, buffers, self.end.at, self._folder, self._reserve(has_appends=True)
+        )
+        self._is_synced = False
+
+    def end_write(self, flusher: Flusher, at: int) -> bool:
+        """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
+
+        Raises JournalFailed. Then `clean_up` has to be called.
+        """
+        try:
+            room = flusher.end()
+            if room is None:
+                return False
+            reserve = self._reserve(has_appends=True)
+            if room < reserve:
+                self._is_synced = True
+                raise _disk_full(room, reserve)
+        except OSError as error:
+            # If nothing was written, the flag is set already.
+            self._is_cut = self._is_synced
+            raise self._failed(self.end.segment, error) from error
+        self._is_synced = True
+        self.end = Place(self.end.segment, at)
+        self._durable_to = at
+        return True
+
+    def clean_up(self) -> None:
+        """Do what `retract` does, after `end_write` has failed. Blocks."""
+        if not self._is_cut:
+            with suppress(OSError):
+                self._cut()
 
     def advance(self, staging: Staging) -> None:
         """Add the written frames to the journal."""
@@ -465,7 +532,7 @@ class Journal:
         This is the common case: a file is filled ahead of durable writes, and for others its size
         may change.
         """
-        file, reserve, was_synced = self._current(), self._reserve(staging), self._is_synced
+        file, reserve, was_synced = self._current(), self._reserve(staging.has_appends), self._is_synced
         growth = max(staging.at - file.size, 0)
         staging.is_written = True
         self._is_synced = False
@@ -483,10 +550,10 @@ class Journal:
             raise _disk_full(room - growth, reserve)
         self._is_synced = is_durable
 
-    def _reserve(self, staging: Staging) -> int:
+    def _reserve(self, has_appends: bool) -> int:
         """Bytes that must be left on the disk."""
         reserve = self._settings.reserve_bytes
-        if not staging.has_appends:
+        if not has_appends:
             # Replaced and moved entries, after which space is freed.
             reserve //= 2
         return max(reserve - self.held_bytes, 0)
@@ -498,7 +565,7 @@ class Journal:
         """
         size = self._current().size if is_begun else 0
         room = self._files.room(self.directory, size) - max(staging.at - size, 0)
-        reserve = self._reserve(staging)
+        reserve = self._reserve(staging.has_appends)
         if room < reserve:
             raise _disk_full(room, reserve)
         return room - reserve

@@ -169,9 +169,9 @@ class StoreAccess(Protocol):
 class PendingIndex:
     """Rows of `entries` that are not committed yet, per log in the order of offsets.
 
-    They continue what LMDB has up to `since`. The writer thread adds rows, any thread reads them:
-    a reader takes the rows before it begins its transaction, and leaves them out if that shows a
-    later checkpoint than `since`, because then it shows all of them.
+    They continue what LMDB has up to `since`. The thread that has the turn adds rows, any thread
+    reads them: a reader takes the rows before it begins its transaction, and leaves them out if
+    that shows a later checkpoint than `since`, because then it shows all of them.
     """
 
     def __init__(self, since: Place) -> None:
@@ -213,6 +213,12 @@ class WriterState:
 
     forgotten: list[int] = field(default_factory=list)
     """Segments whose files are gone, but not their rows."""
+
+    failing: set[str] = field(default_factory=set)
+    """What fails at present and was logged."""
+
+    is_unresolved: bool = False
+    """Whether it stays unknown if the last commit was written."""
 
     def review(self, segments: Iterable[int]) -> None:
         """Update `unused` and `sparse` for segments whose use has changed.

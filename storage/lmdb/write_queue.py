@@ -1,21 +1,44 @@
-"""Groups queued writes into bursts (group commit); the reactor side of the writer.
+"""The reactor side of the writer: groups queued writes into bursts (group commit).
 
 One burst is written at a time. A burst costs a sync and two thread switches, as much as a dozen
 appends. A short wait makes bursts larger, since a client whose write has just completed often has
 the next one ready.
+
+A burst is written by the writer thread, or, in the common case, by the flusher: a thread without
+Python code. It needs no GIL, and the interpreter's code and data are still in the caches of the
+reactor's core.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
+from types import TracebackType
+from typing import Any
 
-from storage.bridge import DelayedCall, Reactor
+from twisted.python.failure import Failure
+
+from storage.bridge import DelayedCall, Reactor, ReactorCallQueue, WatchingReactor
+from storage.files import MOST_BUFFERS, Flusher
+from storage.lmdb import frames
+from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
-from storage.lmdb.write_burst import Operation
+from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, WriterState
 
 SIZE: Callable[[Operation], int] = attrgetter("size")
+
+MOST_OPERATIONS = MOST_BUFFERS // 2
+"""Of a burst of the flusher. An append has at least two buffers."""
+
+stage_appends: Callable[..., Any] | None = (
+    frames.compiled.stage_appends if frames.compiled else None
+)
+"""Without the compiled function the writer thread writes all bursts."""
 
 
 class WriteQueue:
@@ -99,3 +122,141 @@ class WriteQueue:
             self._write(operations)
         elif self._on_finished is not None:
             self._on_finished()
+
+
+class Turn:
+    """Which thread uses the journal and the writer's state: one at a time.
+
+    The writer thread uses it in a `with` statement and waits for it. The reactor thread takes it
+    for a burst of the flusher, and only if the writer thread does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_awaited = False
+
+    def __enter__(self) -> None:
+        self._is_awaited = True
+        self._lock.acquire()
+        self._is_awaited = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def take_if_free(self) -> bool:
+        return not self._is_awaited and self._lock.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        self._lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBurst:
+    """Appends that the flusher could not write."""
+
+    operations: Sequence[Operation]
+    error: JournalFailed
+
+
+class FlusherBursts:
+    """Bursts of the flusher; for the reactor thread.
+
+    Each is encoded at once. It has the turn until the flusher has ended. Then `deliver` is called
+    with its outcomes, or `fail`.
+    """
+
+    def __init__(
+        self,
+        flusher: Flusher,
+        reactor: WatchingReactor,
+        reactor_calls: ReactorCallQueue,
+        journal: Journal,
+        settings: LmdbSettings,
+        state: WriterState,
+        turn: Turn,
+        deliver: Callable[[list[Outcome]], None],
+        fail: Callable[[FailedBurst], None],
+    ) -> None:
+        self._flusher = flusher
+        self._reactor = reactor
+        self._reactor_calls = reactor_calls
+        self._journal = journal
+        self._most_rows = min(settings.index_entries, settings.index_limit)
+        self._state = state
+        self._turn = turn
+        self._deliver = deliver
+        self._fail = fail
+        self._outcomes: list[Outcome] | None = None
+        self._at = 0
+        self._rows: dict[int, list[bytes]] = {}
+        self._logs: dict[int, DurableLog] = {}
+        self.fileno = flusher.fileno
+        reactor.addReader(self)
+
+    def close(self) -> None:
+        """End the flusher, after its last burst."""
+        self._reactor.removeReader(self)
+        self._flusher.close()
+
+    def begin(self, operations: list[Operation]) -> bool:
+        """Begin a burst, or return False: then the writer thread has to write it.
+
+        That also begins to wait with the first rows that are not committed, and commits them when
+        there are many.
+        """
+        if len(operations) > MOST_OPERATIONS or not self._turn.take_if_free():
+            return False
+        # After an error the writer thread has the same one, and reports it.
+        with suppress(Exception):
+            if self._begin(operations):
+                return True
+        self._turn.give_back()
+        return False
+
+    def _begin(self, operations: list[Operation]) -> bool:
+        """Encode a burst and pass it to the flusher, in the common case."""
+        state, journal = self._state, self._journal
+        place = journal.place_for_flusher()
+        if (
+            place is None
+            or not 0 < state.pending.count < self._most_rows
+            or state.failing
+            or state.is_unresolved
+            or stage_appends is None
+        ):
+            return False
+        staged = stage_appends(operations, Append, state.logs, DurableLog, journal.mark, *place)
+        if staged is None or len(staged[1]) > MOST_BUFFERS:
+            return False
+        self._at, buffers, self._rows, self._logs, outcomes = staged
+        journal.begin_write(self._flusher, buffers)
+        self._outcomes = outcomes
+        return True
+
+    def doRead(self) -> None:
+        """The flusher has ended."""
+        outcomes, state = self._outcomes, self._state
+        if outcomes is None:
+            return
+        try:
+            if not self._journal.end_write(self._flusher, self._at):
+                return
+        except JournalFailed as error:
+            self._outcomes = None
+            self._turn.give_back()
+            self._fail(FailedBurst([operation for operation, _, _ in outcomes], error))
+            return
+        self._outcomes = None
+        state.logs.update(self._logs)
+        state.pending.add(self._rows.items())
+        self._rows = {}
+        self._turn.give_back()
+        self._reactor_calls.run(partial(self._deliver, outcomes))
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The reactor has ended."""
+
+    def logPrefix(self) -> str:
+        return "flusher"

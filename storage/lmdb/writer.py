@@ -4,6 +4,9 @@ A burst of appends is one write to the journal and one flush. Its rows are commi
 with those of other bursts, or by the transaction of a burst that needs one anyway. Results are
 delivered to the reactor once per burst. Between bursts the thread frees space, a bounded amount at
 a time; this must also succeed on a disk that is too full for appends.
+
+In the common case the flusher writes a burst of appends (`write_queue.py`). This thread does all
+the rest, failures included, while it has the turn.
 """
 
 from __future__ import annotations
@@ -12,22 +15,30 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ReactorCallQueue
+from storage.bridge import Reactor, ReactorCallQueue, WatchingReactor
 from storage.lmdb.cleaner import free_entries, move_entries, segment_to_clean
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import SEGMENT_HEADER
 from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, Task, WriterState
-from storage.lmdb.write_queue import SIZE, WriteQueue
+from storage.lmdb.write_queue import (
+    SIZE,
+    FailedBurst,
+    FlusherBursts,
+    Turn,
+    WriteQueue,
+    stage_appends,
+)
 from storage.log import StorageFailed
 
 log = logging.getLogger(__name__)
@@ -78,8 +89,25 @@ class LmdbWriter:
         self._reactor_calls = reactor_calls
         self._state = state
         self._deliver = deliver
-        self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
-        self._queue = WriteQueue(reactor, settings, self._bursts.put)
+        self._bursts: SimpleQueue[Sequence[Operation] | FailedBurst | None] = SimpleQueue()
+        self._queue = WriteQueue(reactor, settings, self._begin)
+        self._turn = Turn()
+        self._flusher_bursts: FlusherBursts | None = None
+        flusher = None
+        if stage_appends is not None and isinstance(reactor, WatchingReactor):
+            flusher = journal.flusher()
+        if flusher is not None:
+            self._flusher_bursts = FlusherBursts(
+                flusher,
+                cast(WatchingReactor, reactor),
+                reactor_calls,
+                journal,
+                settings,
+                state,
+                self._turn,
+                self._deliver_outcomes,
+                self._bursts.put,
+            )
         self.submit: Callable[[Operation], None] = self._queue.add
         """Queue an operation; reactor thread only. Operations are written in the order of the
         calls.
@@ -92,10 +120,8 @@ class LmdbWriter:
         self._has_freed = False
         self._pending_since = 0.0
         self._cleaned = 0, 0
-        self._is_unresolved = False
         self._is_stopping = threading.Event()
         self._ended: Deferred[None] = Deferred()
-        self._failing: set[str] = set()
         self._attempts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
         self._thread.start()
@@ -109,25 +135,48 @@ class LmdbWriter:
         self._queue.finish(lambda: self._bursts.put(None))
         return self._ended
 
-    def _work(self) -> None:
-        while True:
-            try:
-                operations = self._bursts.get(timeout=self._idle_seconds())
-            except Empty:
-                self._tidy()
-                continue
-            if operations is None:
-                self._commit_pending()
-                self._reactor_calls.post(lambda: self._ended.callback(None))
-                return
-            self._write_and_deliver(operations)
-            # No reference is kept while the thread waits for the next burst.
-            del operations
-            self._tidy()
+    def _begin(self, operations: list[Operation]) -> None:
+        if self._flusher_bursts is None or not self._flusher_bursts.begin(operations):
+            self._bursts.put(operations)
 
-    def _write_and_deliver(self, operations: Sequence[Operation]) -> None:
-        outcomes = self._write(operations)
-        self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
+    def _end(self) -> None:
+        if self._flusher_bursts is not None:
+            self._flusher_bursts.close()
+        self._ended.callback(None)
+
+    def _work(self) -> None:
+        while self._work_once():
+            # No reference to a burst is kept while the thread waits for the next one.
+            pass
+
+    def _work_once(self) -> bool:
+        """Write a burst or tidy. Returns False when the thread should end."""
+        burst: Sequence[Operation] | FailedBurst | None = ()
+        # The flusher changes this time only if rows are pending already.
+        with suppress(Empty):
+            burst = self._bursts.get(timeout=self._idle_seconds())
+        if burst is None:
+            with self._turn:
+                self._commit_pending()
+            self._reactor_calls.post(self._end)
+            return False
+        if burst:
+            with self._turn:
+                outcomes = (
+                    self._refuse(burst) if isinstance(burst, FailedBurst) else self._write(burst)
+                )
+            # The flusher can write the next burst.
+            self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
+        if self._idle_seconds() == 0:
+            with self._turn:
+                self._tidy()
+        return True
+
+    def _refuse(self, failed: FailedBurst) -> list[Outcome]:
+        """Do what `_write` does if the journal refuses appends."""
+        self._journal.clean_up()
+        reason = self._failed(APPENDING, failed.error)
+        return [(one, None, StorageFailed(reason)) for one in failed.operations]
 
     def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
         self._queue.burst_written(len(outcomes))
@@ -162,7 +211,7 @@ class LmdbWriter:
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        if self._failing:
+        if self._state.failing:
             # An append behind a failed one is refused without being written: that does not show
             # that writing works again.
             written_kinds = {type(one) for one, _, error in outcomes if error is None}
@@ -177,8 +226,8 @@ class LmdbWriter:
         directory = self._environment.directory
         if not isinstance(error, lmdb.Error | JournalFailed | OSError):
             log.exception("%s to %s failed, which is a bug", what, directory)
-        elif what not in self._failing and self._is_worth_a_line(what):
-            self._failing.add(what)
+        elif what not in self._state.failing and self._is_worth_a_line(what):
+            self._state.failing.add(what)
             log.error(
                 "%s to %s fails: %s; %s, reads continue",
                 what,
@@ -194,12 +243,12 @@ class LmdbWriter:
         if what in (APPENDING, WRITING):
             return True
         self._attempts[what] += 1
-        return not self._failing and self._attempts[what] > SILENT_ATTEMPTS
+        return not self._state.failing and self._attempts[what] > SILENT_ATTEMPTS
 
     def _succeeded(self, what: str) -> None:
         self._attempts.pop(what, None)
-        if what in self._failing:
-            self._failing.remove(what)
+        if what in self._state.failing:
+            self._state.failing.remove(what)
             log.warning("%s to %s succeeds again", what, self._environment.directory)
 
     def _limit_pending(self) -> None:
@@ -212,7 +261,7 @@ class LmdbWriter:
 
         Raises JournalFailed or lmdb.Error if nothing was stored.
         """
-        if self._is_unresolved:
+        if self._state.is_unresolved:
             # Its rows may refer to what would be overwritten in the journal.
             raise lmdb.Error("it is unknown whether the last commit was written")
         size = sum(map(SIZE, operations))
@@ -277,7 +326,7 @@ class LmdbWriter:
                     RETRY_SECONDS,
                 )
                 if self._is_stopping.wait(RETRY_SECONDS):
-                    self._is_unresolved = True
+                    self._state.is_unresolved = True
                     raise
 
     def _idle_seconds(self) -> float | None:
@@ -288,7 +337,9 @@ class LmdbWriter:
         now = monotonic()
         if has_work:
             return max(self._retry_at - now, 0.0)
-        due = self._pending_since + self._settings.index_seconds
+        due = now
+        if self._state.pending.count < self._settings.index_entries:
+            due = self._pending_since + self._settings.index_seconds
         return max(due - now, self._retry_at - now, 0.0)
 
     def _tidy(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from storage import files
-from storage.files import CompiledDiskFiles, DiskFiles, Files
+from storage.files import CompiledDiskFiles, DiskFiles, Files, Flusher
+from tests.storage.entries import Counted
 
 BUFFERS = [b"first", bytearray(b" second"), memoryview(b" third"), b""]
 WRITTEN = b"first second third"
@@ -119,3 +121,100 @@ def test_store_syncs_only_if_asked(disk: Files, tmp_path: Path) -> None:
             disk.store(descriptor, [b"some"], 0, tmp_path, 0, 0, syncs=True)
     finally:
         os.close(descriptor)
+
+
+@pytest.fixture
+def flusher() -> Iterator[Flusher]:
+    made = CompiledDiskFiles().flusher()
+    if made is None:
+        pytest.skip("not compiled")
+    yield made
+    made.close()
+
+
+def ended(flusher: Flusher) -> int | None:
+    """The result of the call of the flusher, when it is readable."""
+    select.select([flusher], [], [])
+    return flusher.end()
+
+
+def test_flusher_stores_one_call_after_the_other(flusher: Flusher, tmp_path: Path) -> None:
+    files = DiskFiles()
+    descriptor, folder = files.open(tmp_path / "file", is_new=True), os.fsencode(tmp_path)
+    try:
+        assert flusher.end() is None
+        for number in range(3):
+            flusher.begin(descriptor, list(BUFFERS), number * len(WRITTEN), folder, 0, 0)
+            assert (ended(flusher) or 0) > 0
+            assert flusher.end() is None
+        assert (tmp_path / "file").read_bytes() == WRITTEN * 3
+    finally:
+        files.close(descriptor)
+
+
+def test_flusher_without_room_writes_nothing(flusher: Flusher, tmp_path: Path) -> None:
+    path, least = tmp_path / "file", 1 << 62
+    with path.open("wb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, least)
+        assert 0 < (ended(flusher) or 0) < least
+    assert path.read_bytes() == b""
+
+
+def test_flusher_raises_the_error_of_a_write(flusher: Flusher, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            ended(flusher)
+    # The next call is not affected.
+    with path.open("wb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        assert ended(flusher)
+    assert path.read_bytes() == b"some"
+
+
+def test_flusher_syncs(flusher: Flusher, tmp_path: Path) -> None:
+    """A device takes no sync, so that one is seen as an error."""
+    with Path("/dev/null").open("wb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        with pytest.raises(OSError, match="Invalid argument"):
+            ended(flusher)
+
+
+def test_flusher_refuses_a_second_call_at_the_same_time(flusher: Flusher, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        with pytest.raises(RuntimeError):
+            flusher.begin(file.fileno(), [b"other"], 0, os.fsencode(tmp_path), 0, 0)
+        assert ended(flusher)
+
+
+def test_flusher_is_closed_after_its_call(tmp_path: Path) -> None:
+    flusher = CompiledDiskFiles().flusher()
+    if flusher is None:
+        pytest.skip("not compiled")
+    payload = Counted(1_000_000)
+    with (tmp_path / "file").open("wb") as file:
+        flusher.begin(file.fileno(), [payload], 0, os.fsencode(tmp_path), 0, 0)
+        del payload
+        assert Counted.alive == 1
+        flusher.close()
+        flusher.close()
+    assert (tmp_path / "file").stat().st_size == 1_000_000
+    with pytest.raises(RuntimeError):
+        flusher.begin(0, [], 0, b"", 0, 0)
+    del flusher
+    assert Counted.alive == 0
+
+
+def test_forked_process_leaves_the_flusher_alone(flusher: Flusher, tmp_path: Path) -> None:
+    """It has no such thread, which would otherwise be awaited forever."""
+    child = os.fork()
+    if not child:
+        flusher.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with (tmp_path / "file").open("wb") as file:
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        assert ended(flusher)

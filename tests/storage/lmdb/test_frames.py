@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -31,7 +32,7 @@ from storage.lmdb.frames import (
     read_frames,
 )
 from storage.lmdb.layout import Row, Slot, key_of, slot_of
-from storage.lmdb.write_burst import Append, DurableLog
+from storage.lmdb.write_burst import Append, DurableLog, Operation, Task
 from storage.log import Entry, LogClosed
 
 MARK = b"the mark"
@@ -231,7 +232,7 @@ def test_compiled_function_encodes_a_burst_the_same(
     """Log 4 does not exist; some appends are not at the end of their log."""
     compiled = pytest.importorskip("storage.lmdb._frames")
     ends = dict.fromkeys(range(1, 5), 10)
-    burst = []
+    burst: list[Operation] = []
     for log_id, sent, gap in appends:
         entries, end = [], ends[log_id] + (not gap)
         for delta, timestamp, payload in sent:
@@ -257,10 +258,28 @@ def test_compiled_function_encodes_a_burst_the_same(
 
     found = encode(compiled.encode_appends)
     assert found == encode(encode_appends)
-    refusals = [refusal for _, _, refusal in found[1]]
-    assert [refusal == "None" for refusal in refusals] == [
-        log_id < 4 and gap > 0 for log_id, _, gap in appends
-    ]
+    refusals = [refusal == "None" for _, _, refusal in found[1]]
+    assert refusals == [log_id < 4 and gap > 0 for log_id, _, gap in appends]
+
+    # As for the flusher, which writes no burst with a refused append.
+    known = {log_id: DurableLog(log_id, 0, 10, -1, 500, 100) for log_id in range(1, 4)}
+    unchanged = deepcopy(known)
+
+    def stage(limit: int) -> Any:
+        return compiled.stage_appends(burst, Append, known, DurableLog, MARK, 8, 100, 90, limit)
+
+    end, _, logs, (_, *buffers), (_, *rows) = found
+    staged = stage(end)
+    assert known == unchanged
+    assert (staged is not None) is all(refusals)
+    if staged is not None:
+        expected: dict[int, list[bytes]] = {}
+        for log_id, keys in rows:
+            expected.setdefault(log_id, []).extend(keys)
+        assert staged == (end, buffers, expected, logs, [(one, None, None) for one in burst])
+        assert stage(end - 1) is None
+        burst.append(Task(lambda _: None))
+        assert stage(end) is None
 
 
 def test_append_has_a_frame_and_a_row_for_each_entry() -> None:

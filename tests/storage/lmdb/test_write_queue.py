@@ -1,15 +1,31 @@
-"""When bursts are written and what they contain."""
+"""When bursts are written, what they contain, and which thread writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from storage.files import DiskFiles, Flusher
+from storage.lmdb import LmdbStore
+from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Operation, Task
-from storage.lmdb.write_queue import WriteQueue
+from storage.lmdb.write_queue import Turn, WriteQueue, stage_appends
+from storage.log import Buffer, StorageFailed
+from tests.contract.benches import no_file_may_grow
+from tests.storage.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+from tests.testkit.settle import until
 
 SECONDS = 0.5
 
@@ -144,3 +160,275 @@ def test_finish_of_empty_queue_is_immediate(bursts: Bursts) -> None:
     bursts.queue.finish(lambda: ends.append(True))
     assert ends == [True]
     assert bursts.sizes == []
+
+
+class HeldFlusher:
+    """A flusher whose calls the test makes."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self._files = files
+        self.call: tuple[int, list[Buffer], int, Path, int, int] | None = None
+        self.is_closed = False
+        self._result: int | OSError | None = None
+        self._readable, self._writable = os.pipe()
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def begin(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: bytes,
+        written: int,
+        least: int,
+    ) -> None:
+        assert not self.call
+        folder = Path(os.fsdecode(directory))
+        self.call = descriptor, buffers, position, folder, written, least
+
+    def make_call(self, failure: OSError | None = None) -> None:
+        """Make the call, and end it with `failure` if there is one."""
+        assert self.call
+        room = self._files.store(*self.call)
+        self.call, self._result = None, failure or room
+        os.write(self._writable, b".")
+
+    def end(self) -> int | None:
+        os.read(self._readable, 1)
+        if isinstance(self._result, OSError):
+            raise self._result
+        return self._result
+
+    def close(self) -> None:
+        self.is_closed = True
+        os.close(self._readable)
+        os.close(self._writable)
+
+
+class HeldFiles(DiskFiles):
+    def __init__(self) -> None:
+        self.held = HeldFlusher(self)
+
+    def flusher(self) -> Flusher:
+        return self.held
+
+
+class OpenedStore:
+    """A store with an entry whose row is pending, and its flusher."""
+
+    def __init__(self, store: LmdbStore, log: LmdbLog, flusher: HeldFlusher) -> None:
+        self.store = store
+        self.log = log
+        self.flusher = flusher
+
+    @property
+    def turn(self) -> Turn:
+        assert self.store._writer
+        return self.store._writer._turn
+
+    @property
+    def pending(self) -> int:
+        return self.store._state.pending.count
+
+    async def let_rows_be_due(self) -> None:
+        """Let the writer thread wait for the turn, to commit rows."""
+        assert self.store._writer
+        self.store._writer._pending_since = -math.inf
+        # The thread awakes.
+        self.store._writer._bursts.put(())
+        await until(lambda: self.turn._is_awaited)
+
+    async def append_by_flusher(self, size: int) -> Awaitable[None]:
+        """Append an entry, and wait until the flusher has it."""
+        waiting = self.log.append((sized(self.log.next_offset, size),))
+        await until(lambda: self.flusher.call)
+        return waiting
+
+
+async def opened(open_store: Opener, **settings: Any) -> OpenedStore:
+    if stage_appends is None:
+        pytest.skip("not compiled")
+    files = HeldFiles()
+    store = open_store(files=files, **({"index_seconds": 3600, "tail_bytes": 0} | settings))
+    await store.open()
+    await store.create_topic(topic())
+    one = OpenedStore(store, await store.log("orders", 0), files.held)
+    # Begins the segment, fills the file, and begins the time after which rows are committed.
+    await one.log.append((sized(0, 10),))
+    await until(lambda: not one.turn._lock.locked())
+    return one
+
+
+@ensureDeferred
+async def test_flusher_writes_appends_behind_pending_rows(open_store: Opener) -> None:
+    one = await opened(open_store)
+    for base in range(1, 4):
+        waiting = await one.append_by_flusher(10)
+        assert one.log.end_offset == base
+        one.flusher.make_call()
+        await waiting
+        assert one.log.end_offset == base + 1
+        assert one.pending == base + 1
+    assert bases(await everything(one.log)) == [0, 1, 2, 3]
+
+
+@ensureDeferred
+async def test_writer_thread_commits_rows_between_bursts_of_the_flusher(
+    open_store: Opener,
+) -> None:
+    """Although a burst is always waiting."""
+    one = await opened(open_store)
+    waiting = await one.append_by_flusher(10)
+    await one.let_rows_be_due()
+    assert one.pending == 1
+    behind = one.log.append((sized(2, 10),))
+    one.flusher.make_call()
+    await waiting
+    await behind
+    # The two rows before it are committed.
+    assert one.pending == 1
+    assert bases(await everything(one.log)) == [0, 1, 2]
+
+
+@ensureDeferred
+async def test_writer_thread_writes_the_first_append_after_a_commit_of_rows(
+    open_store: Opener,
+) -> None:
+    """So it knows when to commit the next ones."""
+    one = await opened(open_store, index_seconds=0.02)
+    for base in range(1, 3):
+        await until(lambda: not one.pending)
+        await until(lambda: not one.turn._lock.locked())
+        await one.log.append((sized(base, 10),))
+    await until(lambda: not one.pending)
+
+
+@ensureDeferred
+async def test_writer_thread_writes_all_but_appends(open_store: Opener) -> None:
+    one = await opened(open_store)
+    table = await one.store.table("rows")
+    await one.log.append((sized(1, 10),))
+    waiting = await one.append_by_flusher(10)
+    # A burst with an append and a task, behind that of the flusher.
+    put, behind = table.put({b"a": b"1"}), one.log.append((sized(3, 10),))
+    one.flusher.make_call()
+    await waiting
+    await put
+    await behind
+    assert await table.items() == [(b"a", b"1")]
+    assert bases(await everything(one.log)) == [0, 1, 2, 3]
+
+
+@ensureDeferred
+async def test_writer_thread_writes_appends_behind_which_there_are_enough_rows(
+    open_store: Opener,
+) -> None:
+    one = await opened(open_store, index_entries=2)
+    waiting = await one.append_by_flusher(10)
+    one.flusher.make_call()
+    await waiting
+    assert one.pending == 2
+    await one.log.append((sized(2, 10),))
+    await until(lambda: not one.pending)
+    assert bases(await everything(one.log)) == [0, 1, 2]
+
+
+@ensureDeferred
+async def test_writer_thread_writes_what_the_file_has_no_room_for(open_store: Opener) -> None:
+    one = await opened(open_store, segment_bytes=300_000)
+    for base in range(1, 6):
+        await one.log.append((sized(base, 100_000),))
+    assert bases(await everything(one.log)) == list(range(6))
+    assert one.store._journal
+    assert one.store._journal.end.segment == 3
+
+
+@ensureDeferred
+async def test_writer_thread_writes_appends_that_are_not_flushed(open_store: Opener) -> None:
+    one = await opened(open_store, sync_appends=False)
+    await one.log.append((sized(1, 10),))
+    assert bases(await everything(one.log)) == [0, 1]
+
+
+@ensureDeferred
+async def test_appends_that_the_flusher_could_not_write_are_refused_and_leave_nothing(
+    open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await opened(open_store)
+    with caplog.at_level(logging.INFO):
+        waiting = await one.append_by_flusher(1000)
+        assert one.store._journal
+        end = one.store._journal.end
+        behind = one.log.append((sized(2, 10),))
+        one.flusher.make_call(OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(StorageFailed, match=r"segment 1 of the journal: Input/output error"):
+            await waiting
+        with pytest.raises(StorageFailed, match="leave a gap"):
+            await behind
+        assert one.store._journal.end == end
+        assert (one.store.directory / "journal" / f"{end.segment:016d}").stat().st_size == end.at
+        # While it is unknown whether the disk works, the writer thread writes.
+        await one.log.append((sized(1, 20),))
+    said = [record for record in caplog.records if record.name == "storage.lmdb.writer"]
+    assert [record.levelname for record in said] == ["ERROR", "WARNING"]
+    await until(lambda: not one.turn._lock.locked())
+    waiting = await one.append_by_flusher(30)
+    one.flusher.make_call()
+    await waiting
+    assert [len(entry.payload) for entry in await everything(one.log)] == [10, 20, 30]
+
+
+@ensureDeferred
+async def test_rows_committed_after_a_failure_of_the_flusher_cut_the_segment_first(
+    open_store: Opener,
+) -> None:
+    """The writer thread has waited for the turn, and gets it before the failed burst."""
+    one = await opened(open_store)
+    waiting = await one.append_by_flusher(1000)
+    await one.let_rows_be_due()
+    one.flusher.make_call(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(StorageFailed):
+        await waiting
+    await until(lambda: not one.pending)
+    await one.log.append((sized(1, 20),))
+    assert [len(entry.payload) for entry in await everything(one.log)] == [10, 20]
+
+
+@ensureDeferred
+async def test_flusher_refuses_appends_on_a_full_disk(open_store: Opener) -> None:
+    one = await opened(open_store)
+    waiting = await one.append_by_flusher(1000)
+    with no_file_may_grow():
+        one.flusher.make_call()
+    with pytest.raises(StorageFailed, match="the disk is full"):
+        await waiting
+    await one.log.append((sized(1, 20),))
+    assert [len(entry.payload) for entry in await everything(one.log)] == [10, 20]
+
+
+@ensureDeferred
+async def test_closing_waits_for_the_flusher(open_store: Opener) -> None:
+    one = await opened(open_store)
+    waiting = await one.append_by_flusher(10)
+    closing = Deferred.fromCoroutine(one.store.close())
+    assert not one.flusher.is_closed
+    one.flusher.make_call()
+    await waiting
+    await closing
+    assert one.flusher.is_closed
+    assert not one.pending
+
+
+def test_flusher_leaves_the_turn_to_a_thread_that_waits() -> None:
+    """That may not have noticed yet that the turn is free."""
+    turn = Turn()
+    assert turn.take_if_free()
+    assert not turn.take_if_free()
+    turn.give_back()
+    turn._is_awaited = True
+    assert not turn.take_if_free()
+    with turn:
+        assert not turn.take_if_free()
+    assert turn.take_if_free()

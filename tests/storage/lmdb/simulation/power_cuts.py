@@ -6,8 +6,8 @@ offsets are continuous, an append is there as a whole or not at all.
 
 Half of the seeds have operations on the disk and commits that fail; of a failed write or flush any
 part may have reached the medium. Half have a disk that is full at times, also when the store is
-opened: then deletions must succeed. Every fourth seed acknowledges appends before they are synced:
-they may be lost, but only from the end.
+opened: then deletions must succeed. In half of them the flusher writes bursts of appends. Every
+fourth seed acknowledges appends before they are synced: they may be lost, but only from the end.
 
 LMDB's file is taken as it is at that moment: LMDB syncs its commits itself, in the same thread.
 """
@@ -93,6 +93,12 @@ class RandomWork:
         # Without a reserve the disk is noticed to be full in the middle of a write.
         reserve = self._disk_chance.choice([0, 40_000])
         settings = replace(SETTINGS, sync_appends=self.syncs, reserve_bytes=reserve)
+        self._changes = 0.2
+        if self._disk_chance.random() < 0.5:
+            self.disk.has_flusher = True
+            # Its bursts are of appends only, behind rows that wait, and fit into the file.
+            settings = replace(settings, segment_bytes=200_000, index_entries=40, index_seconds=0.2)
+            self._changes = 0.04
         self.store = LmdbStore(
             folder / "store", reactor=reactor, settings=settings, files=self.disk
         )
@@ -120,7 +126,7 @@ class RandomWork:
             for _ in range(self.chance.randint(1, 8)):
                 n = self.chance.randrange(PARTITIONS)
                 working.append(Deferred.fromCoroutine(self._change(logs[n], self.known[n])))
-            if self.chance.random() < 0.3:
+            if self.chance.random() < self._changes * 1.5:
                 row = b"row %d" % number
                 with suppress(StorageError):
                     await table.put({row: row})
@@ -133,9 +139,9 @@ class RandomWork:
     async def _change(self, log: PartitionLog, known: KnownRecords) -> None:
         kind = self.chance.random()
         with suppress(StorageError):
-            if kind < 0.8 or not known.acknowledged:
+            if kind > self._changes or not known.acknowledged:
                 await self._append(log, known)
-            elif kind < 0.92:
+            elif kind > self._changes * 0.4:
                 offset = self.chance.randint(log.start_offset, log.end_offset)
                 known.tried_start = max(known.tried_start, offset)
                 try:
@@ -185,7 +191,7 @@ class RandomWork:
             known.acknowledged |= less
 
     def _before(self, operation: str) -> None:
-        """In the writer thread: cut the power, or fail."""
+        """In the thread that has the turn: cut the power, or fail."""
         self.may_cut()
         if self.fails(operation):
             raise io_error()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 
-from storage.files import Files
+from storage.files import Files, Flusher
 from storage.log import Buffer
 
 SECTOR = 512
@@ -67,6 +69,7 @@ class SimulatedDisk(Files):
         self.before: Callable[[str], None] = lambda operation: None
         self.limit = sys.maxsize
         self.chance = Random(0)
+        self.has_flusher = False
         self._descriptors: dict[int, File] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -190,6 +193,9 @@ class SimulatedDisk(Files):
     def room(self, directory: Path, written: int) -> int:
         return self.limit - self.used
 
+    def flusher(self) -> Flusher | None:
+        return SimulatedFlusher(self) if self.has_flusher else None
+
     def _change(self, name: str, file: File | None) -> None:
         """Create or delete a name."""
         with self._lock:
@@ -207,6 +213,57 @@ class SimulatedDisk(Files):
             else:
                 self.durable[name] = file
         del self.changes[:count]
+
+
+class SimulatedFlusher:
+    """A flusher for `Files` in memory, or for files that fail, as a thread with Python code."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._calls: SimpleQueue[tuple[int, list[Buffer], int, Path, int, int] | None]
+        self._calls = SimpleQueue()
+        self._results: SimpleQueue[int | OSError] = SimpleQueue()
+        self._readable, self._writable = os.pipe()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def begin(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: bytes,
+        written: int,
+        least: int,
+    ) -> None:
+        folder = Path(os.fsdecode(directory))
+        self._calls.put((descriptor, buffers, position, folder, written, least))
+
+    def end(self) -> int | None:
+        if self._results.empty():
+            return None
+        os.read(self._readable, 1)
+        result = self._results.get()
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._results.put(self._files.store(*call))
+            except OSError as error:
+                self._results.put(error)
+            os.write(self._writable, b".")
 
 
 def io_error() -> OSError:
