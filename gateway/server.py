@@ -167,7 +167,7 @@ class GatewayServer:
             )
         elif compiled.KERNEL != "cython":
             _log.warning(
-                "produce requests are read in plain Python, at 20% more CPU time",
+                "produce and fetch requests are read in plain Python, at 20% more CPU time",
                 remedy="install a C compiler and reinstall; in a checkout run make clean first",
             )
         return bound

@@ -30,6 +30,7 @@ from gateway.protocol.caller import Caller
 from gateway.protocol.current_leader import current_leader
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
@@ -139,7 +140,7 @@ class FetchReader:
                 fetched.error_code or fetched.diverging
             )
             result.rows[cached] = fetched
-            result.size += sum(map(len, fetched.records))
+            result.size += compiled.total(fetched.records)
         if self._budget is not None and self._budget.left_us <= 0:
             # The next fetch converts the rest, so reply now.
             result.must_reply_now = True
@@ -270,7 +271,7 @@ class FetchReader:
                 for entry, payload in zip(entries, whole, strict=False)
                 if payload is not entry.payload and payload
             ]
-            limit -= sum(map(len, records))
+            limit -= compiled.total(records)
             offset = entries[done - 1].last_offset + 1
         for entry, payload in zip(entries[done:], payloads[done:], strict=False):
             if isinstance(payload, KafkaError):

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 
 from gateway.coroutines import Cancel, call_later
 from gateway.net.flow_control import OutgoingBytes
+from gateway.protocol.wire import compiled
 from storage.log import Buffer
 
 #: Bytes of one read: several requests of 16 KiB, or a quarter of one of 1 MiB. All connections
@@ -169,13 +170,13 @@ class TcpConnection(tcp.Server):
                 # As in `flush`, which tries again.
                 sent = 0
             self.last_sent = self.reactor.seconds()
-            if sent == sum(map(len, buffers)):
+            if sent == compiled.total(buffers):
                 return
         # Empty buffers are dropped; no Python loop, since a large reply has thousands.
         added = list(filter(len, buffers))
         if not added:
             return
-        size = sum(map(len, added))
+        size = compiled.total(added)
         if self._unsent is None:
             self._unsent = deque(added)
         else:

@@ -48,6 +48,7 @@ from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
 from gateway.protocol.tenant_messages import reply_to_client
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
@@ -640,7 +641,7 @@ class Dispatch:
                 return False
             request.reply = with_header(body, request.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
-        size = sum(map(len, request.reply))
+        size = compiled.total(request.reply)
         self._ready_bytes += size
         self._traffic.request_answered(request, reply, size)
         return True

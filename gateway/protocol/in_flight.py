@@ -13,6 +13,7 @@ from gateway.coroutines import Cancel
 from gateway.protocol.caller import Caller
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import Again, Route
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.throttle_time import encode_throttled
@@ -113,7 +114,7 @@ def encode_counted(
 
 def with_header(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
     """Return a reply with its length and header."""
-    size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+    size = compiled.total(body)
     if has_tagged_header:
         return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
     return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]

@@ -392,7 +392,7 @@ def test_port_scan_is_not_logged(tmp_path, files):
     ("missing", "words"),
     [
         (["records._kernel"], "records are converted in plain Python"),
-        (["gateway.protocol.wire._plain"], "produce requests are read in plain Python"),
+        (["gateway.protocol.wire._plain"], "produce and fetch requests are read in plain Python"),
         (
             ["records._kernel", "gateway.protocol.wire._plain"],
             "records are converted in plain Python",

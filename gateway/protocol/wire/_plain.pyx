@@ -140,6 +140,14 @@ def frames(chunk, Py_ssize_t limit):
     return found, position
 
 
+def total(buffers):
+    """Return the number of bytes in all buffers."""
+    cdef Py_ssize_t size = 0
+    for buffer in buffers:
+        size += len(buffer)
+    return size
+
+
 def header(frame, first_flexible_version, make):
     """Return `make(api_key, api_version, correlation_id, client_id, body)`, or None.
 

@@ -1,14 +1,16 @@
 """The compiled functions for what producers and consumers nearly always send, if they are compiled.
 
 Each function may return None, and always does if it is not compiled. The caller then runs the
-Python implementation, which handles all cases and all errors.
+Python implementation, which handles all cases and all errors. `total` always returns its result.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from storage.log import Buffer
 
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
@@ -22,6 +24,10 @@ def _unavailable(*_: object) -> None:
     return
 
 
+def _total(buffers: Iterable[Buffer]) -> int:
+    return sum(map(len, buffers))
+
+
 batch: Callable[..., Any] = _unavailable
 fetch_reply: Callable[..., Any] = _unavailable
 fetch_request: Callable[..., Any] = _unavailable
@@ -32,6 +38,9 @@ plain_produce: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
 stamp: Callable[..., Any] = _unavailable
+
+total: Callable[[Iterable[Buffer]], int] = _total
+"""The number of bytes in all buffers, also if it is not compiled. A reply can have thousands."""
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
@@ -47,11 +56,12 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
                 _plain.fetch_request,
                 _plain.frames,
             )
-            header, in_flight_append, plain_produce, reply, request, stamp = (
+            header, in_flight_append, plain_produce, reply, request, stamp, total = (
                 _plain.header,
                 _plain.in_flight_append,
                 _plain.plain_produce,
                 _plain.reply,
                 _plain.request,
                 _plain.stamp,
+                _plain.total,
             )

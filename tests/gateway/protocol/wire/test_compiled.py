@@ -274,6 +274,12 @@ def test_compiled_and_python_agree_on_malformed_requests(data, version):
     assert found is None or found == in_python(read_produce, frame, 0, version)
 
 
+@given(st.lists(st.binary(max_size=20)))
+def test_total_is_that_of_all_buffers(buffers):
+    views = [memoryview(buffer) for buffer in buffers]
+    assert compiled.total(views) == compiled.total(iter(buffers)) == len(b"".join(buffers))
+
+
 @given(data=st.data(), version=st.sampled_from(FETCH_VERSIONS))
 def test_compiled_and_python_agree_on_malformed_fetch_requests(data, version):
     frame = data.draw(mutated(fetch_body(version)))
