@@ -305,9 +305,14 @@ def _gateway() -> BenchServer:
 
 
 def _kafka() -> BenchServer:
-    """Kafka with its default rebalance delay and offsets partitions; tests use lower values."""
+    """Kafka with its default rebalance delay and offsets partitions; tests use lower values.
+
+    With its default backlog of 50 the kernel resets some of the simultaneous connections.
+    """
     return KafkaServer.start(
-        group_initial_rebalance_delay_ms="3000", offsets_topic_num_partitions="50"
+        group_initial_rebalance_delay_ms="3000",
+        offsets_topic_num_partitions="50",
+        socket_listen_backlog_size="4096",
     )
 
 

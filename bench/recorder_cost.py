@@ -116,7 +116,7 @@ def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> fl
     reply = object()
 
     def request() -> None:
-        owed.began = recorder.ticks()
+        owed.began = time.monotonic_ns()
         recorder.request_started(owed, header)
         told()
         recorder.request_answered(owed, reply, 100)

@@ -306,10 +306,10 @@ class Calls:
             # The former process with this id may have executed the call.
             self._answer(request, _Status.UNANSWERED, "the gateway has restarted")
             return
-        kept = self._kept.get(request.method)
-        if kept is None:
+        if request.method not in self._handlers:
             self._answer(request, _Status.FAILED, f"unknown method {request.method}")
             return
+        kept = self._kept[request.method]
         key = request.sender, request.incarnation, request.call_id
         reply = kept.replies.get(key)
         if reply is not None:

@@ -13,7 +13,6 @@ field, and its connection is muted (`gateway.protocol.mute`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable
 from functools import partial
 from struct import Struct
@@ -106,8 +105,10 @@ class Dispatch:
         self._peer = peer
         self._listener = listener
         self._traffic = traffic
-        # None instead of an empty queue, which takes 760 bytes. Most connections are idle.
-        self._queued_frames: deque[bytearray] | None = None
+        self._ticks = traffic.ticks
+        # Lists, because most connections are idle, and an empty deque takes 760 bytes. The next
+        # frame is the last one.
+        self._queued_frames: list[bytearray] = []
         self._long_poll = LongPoll(transport.acknowledge)
         self._in_flight: list[InFlightRequest] = []
         self._unanswered = 0
@@ -144,7 +145,7 @@ class Dispatch:
     def is_producing(self) -> bool:
         """Whether a Produce request is queued or unanswered."""
         return any(request.api_key == ApiKey.PRODUCE for request in self._in_flight) or any(
-            frame.startswith(_PRODUCE) for frame in self._queued_frames or ()
+            frame.startswith(_PRODUCE) for frame in self._queued_frames
         )
 
     @property
@@ -158,10 +159,7 @@ class Dispatch:
         served = self._served_at_once
         if served is not None and len(frames) == 1 and self._start_alone(frames[0], served):
             return
-        if self._queued_frames is None:
-            self._queued_frames = deque(frames)
-        else:
-            self._queued_frames += frames
+        self._queued_frames[:0] = frames[::-1]
         others = 0
         for frame in frames:
             if not frame.startswith(_FETCH):
@@ -201,7 +199,7 @@ class Dispatch:
             self._expiry.cancel()
         self._session.end()
         in_flight, self._in_flight = self._in_flight, []
-        queued, self._queued_frames = self._queued_frames or (), None
+        queued, self._queued_frames = self._queued_frames, []
         for request in in_flight:
             if request.cancel is not None:
                 request.cancel()
@@ -218,17 +216,16 @@ class Dispatch:
         if self._is_advancing:
             return
         self._is_advancing = True
-        seconds = self._broker.clock.seconds
+        queued, seconds = self._queued_frames, self._broker.clock.seconds
         try:
             if self._ready_bytes:
                 self._send()
-            queued = self._queued_frames
             # Often there are only replies to send.
             self._turn_began = began = seconds() if queued else 0.0
             for _ in range(MAX_REQUESTS_PER_TURN):
-                if not queued or not self._may_start(queued[0]):
+                if not queued or not self._may_start(queued[-1]):
                     break
-                frame = queued.popleft()
+                frame = queued.pop()
                 if frame.startswith(_PRODUCE):
                     self._long_poll.request_started(is_produce=True)
                 elif not frame.startswith(_FETCH):
@@ -246,8 +243,6 @@ class Dispatch:
                 self._continue_later()
         finally:
             self._is_advancing = False
-        if not self._queued_frames:
-            self._queued_frames = None
         in_flight = self._in_flight
         if self._session.is_closed or (in_flight and in_flight[0].reply is not None):
             self._send()
@@ -291,7 +286,7 @@ class Dispatch:
         served = self._served_at_once
         if served is not None and self._start_again(frame, served):
             return
-        request = InFlightRequest(len(frame), self._traffic.ticks())
+        request = InFlightRequest(len(frame), 0 if self._ticks is None else self._ticks())
         self._in_flight.append(request)
         self._unanswered += 1
         self._is_serving = True
@@ -367,7 +362,7 @@ class Dispatch:
             or session.scope is not None
         ):
             return False
-        began = self._traffic.ticks()
+        began = 0 if self._ticks is None else self._ticks()
         try:
             request = served.again(frame, served.encoded, served.caller)
         except Exception as failure:  # noqa: BLE001 - as in `_start`
@@ -381,7 +376,8 @@ class Dispatch:
         self._unanswered += 1
         try:
             request.route = served.route
-            request.began = began
+            if began:
+                request.began = began
             self._traffic.request_started(request, served.header)
             deadline = request.begin(self._turn_began, self._plain_ended)
             if deadline and (self._expiry is None or deadline < self._expires_at):
@@ -669,7 +665,10 @@ class Dispatch:
             freed += request.size
             answered += 1
             buffers += reply
-        del in_flight[:answered]
+        if answered == len(in_flight):
+            in_flight.clear()
+        else:
+            del in_flight[:answered]
         self._ready_bytes = 0
         if (
             self._session.is_closed

@@ -55,6 +55,8 @@ class RowDestination(Protocol):
 class ConnectionRecorder(Recorder):
     """Records one connection, named by a unique `name`. Writes the `opened` row immediately."""
 
+    ticks: Callable[[], int]
+
     __slots__ = (
         "_bytes_in",
         "_bytes_out",

@@ -233,7 +233,8 @@ cdef class PlainProduce:
     cdef readonly list topics
     cdef readonly list appends
     cdef public int32_t throttle_time_ms
-    cdef public object route, reply, cancel, usage, began
+    cdef public object route, reply, cancel, usage
+    cdef public int64_t began
     cdef public bint is_appending
     cdef public double deadline
     cdef Part* _parts
