@@ -11,8 +11,8 @@ is missing; then Twisted's own loop runs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from os import EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_read, eventfd_write
 from select import EPOLLIN
 from typing import Any
 
@@ -67,7 +67,7 @@ class Waker:
     disconnected = False
 
     def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -76,24 +76,25 @@ class Waker:
         return "waker"
 
     def wakeUp(self) -> None:
-        os.eventfd_write(self._descriptor, 1)
+        eventfd_write(self._descriptor, 1)
 
     def doRead(self) -> None:
         try:
-            os.eventfd_read(self._descriptor)
+            eventfd_read(self._descriptor)
         except BlockingIOError:
             return
 
     def connectionLost(self, reason: object) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            close(descriptor)
 
 
 class GatewayReactor(EPollReactor):
     """The reactor of a gateway."""
 
-    #: Whether the loop waits for events, or is about to. Other threads need to wake it only then.
+    #: Whether `mainLoop` waits for events, or is about to. Other threads need to wake it only then.
+    #: `iterate` is not supported.
     _is_waiting = True
 
     def _wakerFactory(self) -> Any:
@@ -142,16 +143,19 @@ class GatewayReactor(EPollReactor):
                 if selectable is None:
                     # Removed by an earlier event of this turn.
                     continue
-                if event != EPOLLIN:
-                    twisted._doReadOrWrite(selectable, descriptor, event)
-                    continue
                 try:
-                    reason = selectable.doRead()
-                except BaseException as bug:  # noqa: BLE001 - closes this socket only
-                    _log.bug("reading a socket failed", bug)
-                    reason = bug
-                if reason:
-                    twisted._disconnectSelectable(selectable, reason, True)
+                    if event != EPOLLIN:
+                        twisted._doReadOrWrite(selectable, descriptor, event)
+                        continue
+                    try:
+                        reason = selectable.doRead()
+                    except BaseException as bug:  # noqa: BLE001 - ends this socket only
+                        _log.bug("reading a socket failed", bug)
+                        reason = bug
+                    if reason:
+                        twisted._disconnectSelectable(selectable, reason, True)
+                except BaseException as bug:  # noqa: BLE001 - the other sockets are served
+                    _log.bug("the end of a connection failed", bug)
 
 
 def _run_calls(calls: list[ThreadCall]) -> None:

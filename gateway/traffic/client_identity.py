@@ -55,7 +55,7 @@ class ClientIdentity:
 
     `highest` is the highest version seen by API key, `client_id` the last client id, as written to
     rows. `is_incomplete` is true while request headers can still add information. Connections share
-    the strings that are the same for most of them (`intern`).
+    the names of their first requests (`intern`).
     """
 
     __slots__ = (
@@ -103,8 +103,8 @@ class ClientIdentity:
 
     def software_announced(self, software: str | None, version: str | None) -> None:
         if self.software is None and software:
-            self.software = intern(bounded_text(software))
-            self.software_version = intern(bounded_text(version)) if version else None
+            self.software = bounded_text(software)
+            self.software_version = bounded_text(version) if version else None
 
     def habit_seen(self, name: HabitName, value: Habit) -> None:
         if name not in self.habits:
@@ -131,7 +131,9 @@ class ClientIdentity:
             ):
                 self._client_ids.append(name)
         if len(self.first_requests) < MAX_FIRST_REQUESTS:
-            self.first_requests.append(intern(f"{api_key}:{version}"))
+            name = f"{api_key}:{version}"
+            # Not what a client invents: Python 3.12 never frees such strings.
+            self.first_requests.append(intern(name) if is_served else name)
         is_first_request = False
         if api_key == ApiKey.API_VERSIONS:
             if self._api_versions_refused is None:

@@ -532,7 +532,8 @@ class Journal:
         This is the common case: a file is filled ahead of durable writes, and for others its size
         may change.
         """
-        file, reserve, was_synced = self._current(), self._reserve(staging.has_appends), self._is_synced
+        file, was_synced = self._current(), self._is_synced
+        reserve = self._reserve(staging.has_appends)
         growth = max(staging.at - file.size, 0)
         staging.is_written = True
         self._is_synced = False

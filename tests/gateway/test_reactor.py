@@ -207,6 +207,27 @@ def test_socket_whose_read_fails_is_lost_and_others_are_served(reactor, caplog):
     assert failing not in reactor.getReaders()
 
 
+def test_failing_end_of_a_connection_leaves_the_other_sockets(reactor, caplog):
+    def fail(reason):
+        raise ValueError("broken")
+
+    readers, read = [], []
+    for number in range(10):
+        reader = Reader(lambda number=number: read.append(number) or CONNECTION_DONE)
+        reader.connectionLost = fail
+        reader.far.send(b"x")
+        reactor.addReader(reader)
+        readers.append(reader)
+    turns = []
+    reactor.callLater(0, reactor.callLater, 0, lambda: turns.append(len(read)))
+    reactor.callLater(0.02, reactor.stop)
+    run(reactor)
+    assert sorted(read) == list(range(10))
+    # All in one turn.
+    assert turns == [10]
+    assert {record.event for record in caplog.records} == {"the end of a connection failed"}
+
+
 def test_socket_that_an_earlier_event_removed_is_not_read(reactor):
     read = []
 
