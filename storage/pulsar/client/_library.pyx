@@ -112,13 +112,13 @@ def error_of(int result):
 
 
 cdef char* token_of(void* supplier) noexcept with gil:
-    """The library frees the text."""
-    cdef bytes text
+    """The library frees the text, and requires one."""
+    cdef bytes text = b""
     try:
         text = (<object>supplier)().encode()
-        return strdup(text)
-    except Exception:
-        return strdup(b"")
+    except BaseException:
+        pass
+    return strdup(text)
 
 
 cdef struct Received:
@@ -316,6 +316,7 @@ cdef class Client:
         cdef void* configuration
         cdef int result
         cdef Reader reader = Reader.__new__(Reader)
+        reader.client = self
         reader.name = topic.decode()
         with nogil:
             id = pulsar_message_id_deserialize(id_text, id_size)
@@ -350,7 +351,11 @@ cdef class Reader:
     """
 
     cdef void* reader
+    # Must not be freed before the reader.
+    cdef Client client
     cdef str name
+    # The next call of `read` raises it.
+    cdef int error
 
     def topic(self):
         return self.name
@@ -360,20 +365,22 @@ cdef class Reader:
 
         Returns when they have `room` bytes of payload, after a message that reaches the offset
         `end`, after `most` messages, or after `wait_ms`. Raises pulsar.Timeout if there are none.
+        An error after some messages, pulsar.Timeout included, is raised by the next call, at once.
         """
         cdef const char* name = HEADER_NAME
         cdef Received* found = <Received*>malloc(most * sizeof(Received))
         cdef Received* one
-        cdef int count = 0, number, result = RESULT_OK
+        cdef int count = 0, number, result = self.error
         cdef int has_positions = 1
         cdef int64_t left = wait_ms, deadline
         cdef list messages = []
         if found == NULL:
             raise MemoryError
+        self.error = RESULT_OK
         try:
             with nogil:
                 deadline = now_ms() + wait_ms
-                while count < most and left >= 0:
+                while count < most and result == RESULT_OK:
                     one = found + count
                     result = pulsar_reader_read_next_with_timeout(
                         self.reader, &one.message, <int>left
@@ -389,10 +396,10 @@ cdef class Reader:
                     room -= one.size
                     if room <= 0 or (one.count > 2 and one.numbers[2] + 1 >= end):
                         break
-                    left = deadline - now_ms()
-            # An error after some messages will be that of the next call, too.
+                    left = max(0, deadline - now_ms())
             if count == 0:
                 raise error_of(result)
+            self.error = result
             if not has_positions:
                 raise error_of(RESULT_UNKNOWN_ERROR)
             for number in range(count):

@@ -31,7 +31,8 @@ class BulkReader(Protocol):
         """The next messages: at least one, at most `most`, before `wait_ms` have passed.
 
         None is received after `room` bytes of payload, or after one that reaches offset `end`.
-        Raises pulsar.Timeout if there are none.
+        Raises pulsar.Timeout if there are none. After a call that returned some because its wait
+        was over, the next call raises pulsar.Timeout at once.
         """
         ...
 
@@ -71,14 +72,21 @@ _INTERFACE = 1
 compiled: Any = None
 """The compiled module; None if it is not built, or the library lacks a function."""
 
-if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+BINDING_REASON = ""
+"""Why `compiled` is None."""
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
+    BINDING_REASON = "KOPGATE_PURE_PYTHON is set"
+else:
     try:
         import storage.pulsar.client._library as _library
-    except ImportError:
-        pass
+    except ImportError as error:
+        BINDING_REASON = str(error)
     else:
         if _library.INTERFACE == _INTERFACE:
             compiled = _library
+        else:
+            BINDING_REASON = "the compiled module has another version"
 
 
 class BulkClient:
@@ -110,7 +118,8 @@ class BulkClient:
     def reader(self, topic: str, start: Position | None, queue: int) -> BulkReader:
         """A reader that starts at the position, or at the beginning.
 
-        Blocks. Raises the library's errors.
+        Messages of a batch that precede the position may be delivered, too; callers filter by
+        offset. Blocks. Raises the library's errors.
         """
         id = (
             pulsar.MessageId(-1, start.ledger_id, start.entry_id - 1, -1)

@@ -78,10 +78,16 @@ def to_storage_error(error: Exception) -> StorageError:
     return kind(f"{meaning} ({name})" if meaning else f"Pulsar's client failed: {name}: {error}")
 
 
-def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
+def token_of(settings: PulsarSettings) -> TokenFile | None:
+    return TokenFile(settings.token_file) if settings.token_file else None
+
+
+def authentication(
+    settings: PulsarSettings, token: TokenFile | None
+) -> pulsar.Authentication | None:
     """Authentication of the client: the token, else the certificate, else none."""
-    if settings.token_file:
-        return pulsar.AuthenticationToken(TokenFile(settings.token_file))
+    if token is not None:
+        return pulsar.AuthenticationToken(token)
     if settings.tls_certificate_file and settings.tls_key_file:
         return pulsar.AuthenticationTLS(
             str(settings.tls_certificate_file), str(settings.tls_key_file)
@@ -89,12 +95,12 @@ def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
     return None
 
 
-def connect(settings: PulsarSettings) -> pulsar.Client:
+def connect(settings: PulsarSettings, token: TokenFile | None) -> pulsar.Client:
     """Create a client; it connects on first use."""
     trusted = trust_file(settings)
     return pulsar.Client(
         settings.service_url,
-        authentication=authentication(settings),
+        authentication=authentication(settings, token),
         operation_timeout_seconds=max(1, round(settings.operation_timeout_seconds)),
         connection_timeout_ms=max(1, round(settings.connection_timeout_seconds * 1000)),
         io_threads=1,
@@ -110,14 +116,18 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
     )
 
 
-def connect_in_bulk(settings: PulsarSettings) -> BulkClient | None:
-    """Create a client for bulk readers with the same settings; None without the compiled module."""
+def connect_in_bulk(settings: PulsarSettings, token: TokenFile | None) -> BulkClient | None:
+    """Create a client for bulk readers with the same settings; None without the compiled module.
+
+    `connect` must have accepted the settings: an invalid URL ends the process here.
+    """
     if bulk_readers.compiled is None:
+        log.info("the compiled reader of messages is not used: %s", bulk_readers.BINDING_REASON)
         return None
     return BulkClient(
         settings.service_url,
         max(1, round(settings.operation_timeout_seconds)),
-        TokenFile(settings.token_file) if settings.token_file else None,
+        token,
         trust_file(settings),
         str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
         str(settings.tls_key_file) if settings.tls_key_file else None,
@@ -159,9 +169,12 @@ class PulsarClient:
         threads = WorkerPool(
             self.reactor_calls, self.settings.threads, self.settings.calls_waiting, "pulsar"
         )
+        token = token_of(self.settings)
         try:
+            # The binding's client first: it raises an exception if the URL is invalid. In the C API
+            # the same C++ exception would end the process.
             self._client, self._bulk = await threads.run(
-                lambda: (connect(self.settings), connect_in_bulk(self.settings))
+                lambda: (connect(self.settings, token), connect_in_bulk(self.settings, token))
             )
         except Exception as error:
             threads.stop(lambda: None)

@@ -20,7 +20,7 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.log import LOG_CLOSED, Buffer, LogClosed, StorageFailed
-from storage.pulsar.client.bulk_readers import BulkReader, header_of
+from storage.pulsar.client.bulk_readers import BulkReader, ReceivedMessage, header_of
 from storage.pulsar.client.pulsar_client import Listener, PulsarClient, message_id_of
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
@@ -222,6 +222,19 @@ def close(reader: Any) -> None:
         log.warning("closing a reader of %s failed: %s", reader.topic(), type(error).__name__)
 
 
+def next_messages(
+    reader: BulkReader, room: int, end: int, most: int, deadline: float
+) -> list[ReceivedMessage]:
+    """As `BulkReader.read`; none at the end of the topic. Raises pulsar.Timeout at `deadline`."""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return reader.read(room, end, 1 + int(1000 * min(POLL_SECONDS, left)), most)
+        except pulsar.Timeout:
+            if not reader.has_message_available():
+                return []
+    raise pulsar.Timeout
+
+
 def find_message(
     source: ReaderSource, start: Position, last: Position, *, for_last: bool = False
 ) -> StoredMessage | None:
@@ -333,16 +346,13 @@ class OpenReader:
         offset, end, room, most = wanted
         reader = self._opened()
         while not waiting:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            try:
+                received = next_messages(reader, room, end, most, deadline)
+            except pulsar.Timeout:
                 if has_some:
                     return
-                raise source.timeout_error()
-            try:
-                received = reader.read(room, end, 1 + int(1000 * min(POLL_SECONDS, left)), most)
-            except pulsar.Timeout:
-                if reader.has_message_available():
-                    continue
+                raise source.timeout_error() from None
+            if not received:
                 self.has_reached_end = True
                 return
             has_some = True

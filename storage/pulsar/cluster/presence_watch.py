@@ -23,7 +23,7 @@ from twisted.internet.defer import Deferred
 from storage.bridge import SharedResult
 from storage.cluster import MAX_NODES
 from storage.log import StorageError, StorageFailed
-from storage.pulsar.client.pulsar_client import PulsarClient, connect
+from storage.pulsar.client.pulsar_client import PulsarClient, connect, token_of
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import table_topic
 
@@ -128,9 +128,9 @@ class PresenceWatcher:
         opening = self._opening
         if opening is None:
             opening = self._opening = SharedResult()
-            self._client.run(lambda: connect(self._settings)).addCallbacks(
-                opening.succeed, lambda failure: opening.fail(failure.value)
-            )
+            self._client.run(
+                lambda: connect(self._settings, token_of(self._settings))
+            ).addCallbacks(opening.succeed, lambda failure: opening.fail(failure.value))
         try:
             return await opening
         except StorageError:

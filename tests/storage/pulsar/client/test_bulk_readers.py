@@ -176,6 +176,32 @@ async def test_read_without_messages_times_out(partition, open_side, kind):
 
 @pytest.mark.peer
 @ensureDeferred
+async def test_read_whose_wait_was_over_is_not_followed_by_another_wait(
+    partition, open_side, compiled
+):
+    """The caller asks for the end of the topic instead."""
+    side = await open_side()
+    reader = await side.client.run(lambda: side.client.bulk_reader(partition.topic, None, 64))
+    partition.write(numbered(0, 3))
+
+    def received(wait_ms: int) -> list[int]:
+        try:
+            return [one.base_offset for one, *_ in reader.read(ALL, ALL, wait_ms, 9)]
+        except library.Timeout:
+            return []
+
+    found = []
+    while len(found) < 3:
+        found += await side.client.run(lambda: received(10))
+    partition.write(numbered(3, 12))
+    assert await side.client.run(lambda: received(60_000)) == []
+    # The error is raised once.
+    assert (await side.client.run(lambda: received(60_000)))[0] == 3
+    await side.client.run(reader.close)
+
+
+@pytest.mark.peer
+@ensureDeferred
 async def test_payload_outlives_its_reader_and_its_client(partition, open_side, kind):
     written = [(header(0), os.urandom(300_000)), (header(1), os.urandom(20_000))]
     partition.write(written)

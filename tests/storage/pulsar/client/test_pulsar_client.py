@@ -22,6 +22,7 @@ from storage.log import (
     StorageFailed,
     UnknownTopic,
 )
+from storage.pulsar.client import bulk_readers
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 
@@ -127,3 +128,14 @@ async def test_invalid_address_fails_at_open():
     client = PulsarClient(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
     with pytest.raises(StorageFailed, match="nonsense"):
         await client.open()
+
+
+@ensureDeferred
+async def test_reason_for_reading_with_the_binding_is_logged(silent_address, monkeypatch, caplog):
+    monkeypatch.setattr(bulk_readers, "compiled", None)
+    monkeypatch.setattr(bulk_readers, "BINDING_REASON", "no such module")
+    client = PulsarClient(impatient(silent_address), reactor)
+    with caplog.at_level("INFO"):
+        await client.open()
+    await client.close()
+    assert "no such module" in caplog.text
