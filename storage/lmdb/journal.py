@@ -273,6 +273,8 @@ class Journal:
         self._is_synced = True
         self._is_cut = True
         """Whether the segment of the end has nothing behind the end, except zeros."""
+        self._least_room = 0
+        """The reserve with which the flusher's call has begun."""
         self._is_left = False
         """Whether a new segment has to be begun: it may have a header already."""
         files.make_directory(directory)
@@ -372,9 +374,8 @@ class Journal:
 
         The only method that may be called before `end_write` has ended it is `read`.
         """
-        self._current().begin_store(
-            flusher, buffers, self.end.at, self._folder, self._reserve(has_appends=True)
-        )
+        self._least_room = self._reserve(has_appends=True)
+        self._current().begin_store(flusher, buffers, self.end.at, self._folder, self._least_room)
         self._is_synced = False
 
     def end_write(self, flusher: Flusher, at: int) -> bool:
@@ -386,10 +387,9 @@ class Journal:
             room = flusher.end()
             if room is None:
                 return False
-            reserve = self._reserve(has_appends=True)
-            if room < reserve:
+            if room < self._least_room:
                 self._is_synced = True
-                raise _disk_full(room, reserve)
+                raise _disk_full(room, self._least_room)
         except OSError as error:
             # If nothing was written, the flag is set already.
             self._is_cut = self._is_synced

@@ -11,10 +11,10 @@ reactor's core.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -29,6 +29,9 @@ from storage.lmdb import frames
 from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, WriterState
+from storage.log import StorageFailed
+
+log = logging.getLogger(__name__)
 
 SIZE: Callable[[Operation], int] = attrgetter("size")
 
@@ -189,6 +192,7 @@ class FlusherBursts:
         self._deliver = deliver
         self._fail = fail
         self._outcomes: list[Outcome] | None = None
+        self._has_logged = False
         self._at = 0
         self._rows: dict[int, list[bytes]] = {}
         self._logs: dict[int, DurableLog] = {}
@@ -208,12 +212,17 @@ class FlusherBursts:
         """
         if len(operations) > MOST_OPERATIONS or not self._turn.take_if_free():
             return False
-        # After an error the writer thread has the same one, and reports it.
-        with suppress(Exception):
-            if self._begin(operations):
-                return True
-        self._turn.give_back()
-        return False
+        try:
+            has_begun = self._begin(operations)
+        except Exception:
+            # The writer thread writes the burst. If it cannot either, it answers with its error.
+            has_begun = False
+            if not self._has_logged:
+                self._has_logged = True
+                log.exception("bug: the flusher could not begin a burst")
+        if not has_begun:
+            self._turn.give_back()
+        return has_begun
 
     def _begin(self, operations: list[Operation]) -> bool:
         """Encode a burst and pass it to the flusher, in the common case."""
@@ -236,8 +245,8 @@ class FlusherBursts:
         return True
 
     def doRead(self) -> None:
-        """The flusher has ended."""
-        outcomes, state = self._outcomes, self._state
+        """The flusher has ended. Raises nothing: the reactor would not watch it any longer."""
+        outcomes = self._outcomes
         if outcomes is None:
             return
         try:
@@ -249,11 +258,26 @@ class FlusherBursts:
             self._fail(FailedBurst([operation for operation, _, _ in outcomes], error))
             return
         self._outcomes = None
-        state.logs.update(self._logs)
-        state.pending.add(self._rows.items())
-        self._rows = {}
+        try:
+            self._publish()
+        except BaseException as bug:
+            # The entries are durable but not readable. Later ones must not be written before a
+            # restart has read them.
+            self._state.is_unresolved = True
+            log.exception("bug: rows could not be added; writing stops until a restart")
+            failure = StorageFailed(f"the outcome of the write is not known: {bug!r}")
+            outcomes = [(operation, None, failure) for operation, _, _ in outcomes]
         self._turn.give_back()
-        self._reactor_calls.run(partial(self._deliver, outcomes))
+        try:
+            self._reactor_calls.run(partial(self._deliver, outcomes))
+        except BaseException:
+            log.exception("bug: the outcomes of a burst could not be delivered")
+
+    def _publish(self) -> None:
+        """Make the entries of the burst readable."""
+        self._state.logs.update(self._logs)
+        self._state.pending.add(self._rows.items())
+        self._rows = {}
 
     def connectionLost(self, reason: Failure) -> None:
         """The reactor has ended."""

@@ -95,7 +95,10 @@ class LmdbWriter:
         self._flusher_bursts: FlusherBursts | None = None
         flusher = None
         if stage_appends is not None and isinstance(reactor, WatchingReactor):
-            flusher = journal.flusher()
+            try:
+                flusher = journal.flusher()
+            except OSError as error:
+                log.warning("the writer thread writes all bursts: no flusher: %s", error)
         if flusher is not None:
             self._flusher_bursts = FlusherBursts(
                 flusher,
@@ -174,7 +177,10 @@ class LmdbWriter:
 
     def _refuse(self, failed: FailedBurst) -> list[Outcome]:
         """Do what `_write` does if the journal refuses appends."""
-        self._journal.clean_up()
+        try:
+            self._journal.clean_up()
+        except Exception:
+            log.exception("bug: the journal could not be cut; the next write tries again")
         reason = self._failed(APPENDING, failed.error)
         return [(one, None, StorageFailed(reason)) for one in failed.operations]
 

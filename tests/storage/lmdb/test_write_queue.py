@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pytest_twisted import ensureDeferred
@@ -19,7 +19,7 @@ from storage.files import DiskFiles, Flusher
 from storage.lmdb import LmdbStore
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
-from storage.lmdb.write_burst import Operation, Task
+from storage.lmdb.write_burst import Append, Operation, Task
 from storage.lmdb.write_queue import Turn, WriteQueue, stage_appends
 from storage.log import Buffer, StorageFailed
 from tests.contract.benches import no_file_may_grow
@@ -191,7 +191,7 @@ class HeldFlusher:
     def make_call(self, failure: OSError | None = None) -> None:
         """Make the call, and end it with `failure` if there is one."""
         assert self.call
-        room = self._files.store(*self.call)
+        room = self._files.store(*self.call, syncs=True)
         self.call, self._result = None, failure or room
         os.write(self._writable, b".")
 
@@ -432,3 +432,60 @@ def test_flusher_leaves_the_turn_to_a_thread_that_waits() -> None:
     with turn:
         assert not turn.take_if_free()
     assert turn.take_if_free()
+
+
+@ensureDeferred
+async def test_failing_callback_of_an_append_does_not_end_the_flusher(
+    open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await opened(open_store)
+
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    waiting = await one.append_by_flusher(10)
+    cast(Append, waiting).when_ended(leave, leave)
+    one.flusher.make_call()
+    await until(lambda: one.log.end_offset == 2)
+    assert "could not be delivered" in caplog.text
+    waiting = await one.append_by_flusher(10)
+    one.flusher.make_call()
+    await waiting
+    assert bases(await everything(one.log)) == [0, 1, 2]
+
+
+@ensureDeferred
+async def test_appends_whose_rows_cannot_be_added_fail_and_writing_stops(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await opened(open_store)
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    waiting = await one.append_by_flusher(10)
+    with monkeypatch.context() as patched:
+        patched.setattr(one.store._state.pending, "add", fail)
+        one.flusher.make_call()
+        with pytest.raises(StorageFailed, match="not known: MemoryError"):
+            await waiting
+    # What is written next would be behind an entry that no row describes.
+    with pytest.raises(StorageFailed):
+        await one.log.append((sized(1, 10),))
+    await one.store.close()
+
+
+@ensureDeferred
+async def test_store_without_a_flusher_writes(
+    open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unavailable(DiskFiles):
+        def flusher(self) -> Flusher:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    store = open_store(files=Unavailable())
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append((sized(0, 10),))
+    assert "no flusher: [Errno 24] Too many open files" in caplog.text

@@ -260,7 +260,7 @@ class SimulatedFlusher:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
-                self._results.put(self._files.store(*call))
+                self._results.put(self._files.store(*call, syncs=True))
             except OSError as error:
                 self._results.put(error)
             os.write(self._writable, b".")
