@@ -7,6 +7,8 @@ this gateway does not lead (KIP-951).
 v13: topic ids instead of names (KIP-516).
 
 Produce v0-2 is in `gateway.handlers.old`. Transactions are not supported.
+
+The module is long because requests that are queued at once and all others share its parts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ of requests behind it (`gateway.protocol.long_poll`).
 
 A client over one of its quotas is answered at once, with the throttle time if the version has that
 field, and its connection is muted (`gateway.protocol.mute`).
+
+The module is long because queuing, starting, answering and sending change the same state.
 """
 
 from __future__ import annotations
@@ -616,7 +618,7 @@ class Dispatch:
             return False
         request.is_appending = False
         if request.throttle_ms:
-            self.mute().extend(request.throttle_ms)
+            self._mute_or_new().extend(request.throttle_ms)
         route = request.route
         if route is None:
             request.reply = reply
@@ -642,15 +644,14 @@ class Dispatch:
         self._traffic.request_answered(request, reply, size)
         return True
 
-    def mute(self) -> Mute:
-        """Return the throttle time of this connection."""
+    def _mute_or_new(self) -> Mute:
         if self._mute is None:
             self._mute = Mute(self._broker.clock, self._flow, self._advance)
         return self._mute
 
     def end_throttling(self) -> None:
         """Serve what is queued without further throttling: the gateway shuts down."""
-        self.mute().disable()
+        self._mute_or_new().disable()
 
     def _send(self) -> None:
         """Send all finished replies, in the order of their requests, in one write."""

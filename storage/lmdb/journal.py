@@ -314,9 +314,7 @@ class Journal:
     def stage(self, size: int) -> Staging:
         """The next burst, with about `size` bytes of frames. Blocks after a failed write."""
         end = self.end
-        if not self._is_cut:
-            with suppress(OSError):
-                self._cut()
+        self.clean_up()
         if (
             end.segment
             and not self._is_left
@@ -400,7 +398,7 @@ class Journal:
         return True
 
     def clean_up(self) -> None:
-        """Do what `retract` does, after `end_write` has failed. Blocks."""
+        """Cut off what a failed write has left, if the medium allows it. Blocks."""
         if not self._is_cut:
             with suppress(OSError):
                 self._cut()
@@ -418,8 +416,7 @@ class Journal:
         """
         if staging.is_written:
             self._is_cut = False
-            with suppress(OSError):
-                self._cut()
+            self.clean_up()
 
     def sync(self) -> None:
         """Make the whole journal durable. Blocks. Raises JournalFailed."""

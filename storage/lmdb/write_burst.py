@@ -218,7 +218,10 @@ class WriterState:
     """What fails at present and was logged."""
 
     is_unresolved: bool = False
-    """Whether it stays unknown if the last commit was written."""
+    """Whether it stays unknown if the last commit was written, or rows of stored entries are lost.
+
+    Then nothing is written until a restart.
+    """
 
     def review(self, segments: Iterable[int]) -> None:
         """Update `unused` and `sparse` for segments whose use has changed.

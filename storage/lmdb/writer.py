@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import lmdb
 from twisted.internet.defer import Deferred
@@ -93,24 +93,8 @@ class LmdbWriter:
         self._queue = WriteQueue(reactor, settings, self._begin)
         self._turn = Turn()
         self._flusher_bursts: FlusherBursts | None = None
-        flusher = None
         if stage_appends is not None and isinstance(reactor, WatchingReactor):
-            try:
-                flusher = journal.flusher()
-            except OSError as error:
-                log.warning("the writer thread writes all bursts: no flusher: %s", error)
-        if flusher is not None:
-            self._flusher_bursts = FlusherBursts(
-                flusher,
-                cast(WatchingReactor, reactor),
-                reactor_calls,
-                journal,
-                settings,
-                state,
-                self._turn,
-                self._deliver_outcomes,
-                self._bursts.put,
-            )
+            self._flusher_bursts = self._start_flusher(reactor)
         self.submit: Callable[[Operation], None] = self._queue.add
         """Queue an operation; reactor thread only. Operations are written in the order of the
         calls.
@@ -137,6 +121,26 @@ class LmdbWriter:
         self._is_stopping.set()
         self._queue.finish(lambda: self._bursts.put(None))
         return self._ended
+
+    def _start_flusher(self, reactor: WatchingReactor) -> FlusherBursts | None:
+        try:
+            flusher = self._journal.flusher()
+        except OSError as error:
+            log.warning("the writer thread writes all bursts: no flusher: %s", error)
+            return None
+        if flusher is None:
+            return None
+        return FlusherBursts(
+            flusher,
+            reactor,
+            self._reactor_calls,
+            self._journal,
+            self._settings,
+            self._state,
+            self._turn,
+            self._deliver_outcomes,
+            self._bursts.put,
+        )
 
     def _begin(self, operations: list[Operation]) -> None:
         if self._flusher_bursts is None or not self._flusher_bursts.begin(operations):
@@ -269,7 +273,9 @@ class LmdbWriter:
         """
         if self._state.is_unresolved:
             # Its rows may refer to what would be overwritten in the journal.
-            raise lmdb.Error("it is unknown whether the last commit was written")
+            raise lmdb.Error(
+                "it is unknown whether the last write is complete: restart the gateway"
+            )
         size = sum(map(SIZE, operations))
         while True:
             burst = Burst(self._environment, self._journal, self._state, size)

@@ -284,7 +284,7 @@ def test_connection_with_requests_is_not_idle():
 def test_idle_time_starts_at_the_end_of_a_throttle_time():
     listener = FakeListener(connections_max_idle_ms=60_000)
     connection = listener.connect()
-    connection._dispatch.mute().extend(200_000)
+    connection._dispatch._mute_or_new().extend(200_000)
     assert listener.close_overdue(after=259) == []
     assert listener.close_overdue(after=2) == ["idle"]
 
@@ -294,7 +294,7 @@ def test_frame_that_is_not_read_during_a_throttle_time_is_not_overdue():
         max_in_flight_requests_per_connection=3, request_receive_timeout_ms=120_000
     )
     connection = listener.connect()
-    connection._dispatch.mute().extend(200_000)
+    connection._dispatch._mute_or_new().extend(200_000)
     receive(connection, framed(*[versions()] * 3) + b"\0")
     assert not connection.transport.is_read
     assert listener.close_overdue(after=199) == []
@@ -307,7 +307,7 @@ def test_frame_that_is_not_read_during_a_throttle_time_is_not_overdue():
 def test_drain_answers_the_requests_of_a_muted_connection():
     listener = FakeListener()
     connection = listener.connect()
-    connection._dispatch.mute().extend(200_000)
+    connection._dispatch._mute_or_new().extend(200_000)
     receive(connection, framed(versions()))
     assert not connection.transport.value()
     connection.drain()
