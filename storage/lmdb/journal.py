@@ -11,7 +11,8 @@ that failed out of the journal:
   old segment has no other end than that one.
 
 A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest
-if it changes neither the size of the file nor its extents.
+if it changes neither the size of the file nor its extents. The writer thread does that while the
+flusher writes (`fill_ahead`), or together with a write.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ MIB = 1 << 20
 
 FIRST_STEP = MIB // 16
 LARGEST_STEP = MIB
-"""How far a file is filled ahead: as much as it has, within these limits."""
+"""Zeros that are written ahead at once: as many bytes as the file has, within these limits."""
 
 ZEROS = bytes(LARGEST_STEP)
 
 LARGEST_FILLED_WRITE = MIB // 8
-"""Before a larger write nothing is filled: that costs more than the change of the file's size."""
+"""A larger write adds no zeros: that costs more than the change of the file's size."""
 
 LARGEST_GAP = MIB // 64
 LARGEST_READ = 4 * MIB
@@ -367,6 +368,31 @@ class Journal:
             return None
         return self.end.segment, at, self._durable_to, min(file.size, self.segment_bytes)
 
+    @property
+    def lacks_zeros(self) -> bool:
+        """Whether `fill_ahead` should be called. For any thread."""
+        file = self._file
+        return file is not None and self._missing_zeros(file) > 0
+
+    def fill_ahead(self) -> None:
+        """Fill the segment of the end with zeros, durably, if there are few ahead of the end.
+
+        Only the writer thread calls this; it needs no turn, because the flusher writes only to what
+        was filled before. Blocks. Raises OSError.
+        """
+        file = self._file
+        if file is None:
+            return
+        start, missing = file.size, self._missing_zeros(file)
+        room = self._files.room(self.directory, start) - self._reserve(has_appends=True)
+        if not 0 < missing <= room:
+            return
+        # A flush reports an error once per open file: the flusher's must not miss one.
+        filled = SegmentFile(self._files, self._path(self.end.segment))
+        filled.write([memoryview(ZEROS)[:missing]], start, start + missing)
+        filled.sync()
+        file.size = start + missing
+
     def begin_write(self, flusher: Flusher, buffers: list[Buffer]) -> None:
         """Begin to write frames of appends to the place for the flusher. Does not block.
 
@@ -590,6 +616,18 @@ class Journal:
         self._next_number = segment + 1
         self._is_synced = self._is_cut = True
         self._is_left = False
+
+    def _missing_zeros(self, file: SegmentFile) -> int:
+        """How many bytes of zeros to write behind the segment of the end."""
+        step = min(max(file.size, FIRST_STEP), LARGEST_STEP)
+        if (
+            file.size - self.end.at >= step
+            or not self._settings.sync_appends
+            or not self._is_cut
+            or self._is_left
+        ):
+            return 0
+        return max(min(step, self.segment_bytes - file.size), 0)
 
     def _put(self, staging: Staging, room: int) -> None:
         file, buffers, end = self._current(), staging.buffers, staging.at

@@ -41,8 +41,14 @@ class LmdbSettings:
     index_entries: int = 10_000
     """Entries whose rows wait in memory before they are committed: a commit of some 20 ms."""
 
-    index_seconds: float = 1.0
-    """How long rows wait if there are fewer. A restart after a crash reads what waited."""
+    index_seconds: float = 5.0
+    """How long rows wait if there are fewer. A restart after a crash reads what waited.
+
+    Appends wait for the commit, which takes some 10 ms.
+    """
+
+    unsynced_seconds: float = 1.0
+    """The same without `sync_appends`: the commit also flushes what was appended before it."""
 
     index_limit: int = 200_000
     """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""

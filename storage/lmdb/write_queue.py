@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 from storage.bridge import DelayedCall, Reactor, ReactorCallQueue, WatchingReactor
 from storage.files import MOST_BUFFERS, Flusher
 from storage.lmdb import frames
-from storage.lmdb.journal import Journal, JournalFailed
+from storage.lmdb.journal import LARGEST_STEP, Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, WriterState
 from storage.log import StorageFailed
@@ -181,7 +181,9 @@ class FlusherBursts:
         turn: Turn,
         deliver: Callable[[list[Outcome]], None],
         fail: Callable[[FailedBurst], None],
+        fill_ahead: Callable[[], None],
     ) -> None:
+        """`fill_ahead` is called when the journal should be filled with zeros."""
         self._flusher = flusher
         self._reactor = reactor
         self._reactor_calls = reactor_calls
@@ -191,6 +193,7 @@ class FlusherBursts:
         self._turn = turn
         self._deliver = deliver
         self._fail = fail
+        self._fill_ahead = fill_ahead
         self._outcomes: list[Outcome] | None = None
         self._has_logged = False
         self._at = 0
@@ -240,6 +243,9 @@ class FlusherBursts:
         if staged is None or len(staged[1]) > MOST_BUFFERS:
             return False
         self._at, buffers, self._rows, self._logs, outcomes = staged
+        *_, limit = place
+        if limit - self._at < LARGEST_STEP and journal.lacks_zeros:
+            self._fill_ahead()
         journal.begin_write(self._flusher, buffers)
         self._outcomes = outcomes
         return True

@@ -106,6 +106,11 @@ class LmdbWriter:
         """The segment of the last failure to delete a file."""
         self._has_freed = False
         self._pending_since = 0.0
+        self._index_seconds = settings.index_seconds
+        if not settings.sync_appends:
+            self._index_seconds = min(self._index_seconds, settings.unsynced_seconds)
+        self._is_asked_to_fill = False
+        self._fill_at = 0.0
         self._cleaned = 0, 0
         self._is_stopping = threading.Event()
         self._ended: Deferred[None] = Deferred()
@@ -140,7 +145,14 @@ class LmdbWriter:
             self._turn,
             self._deliver_outcomes,
             self._bursts.put,
+            self._fill_later,
         )
+
+    def _fill_later(self) -> None:
+        """Have the writer thread fill the journal ahead; reactor thread only."""
+        if not self._is_asked_to_fill and monotonic() >= self._fill_at:
+            self._is_asked_to_fill = True
+            self._bursts.put(())
 
     def _begin(self, operations: list[Operation]) -> None:
         if self._flusher_bursts is None or not self._flusher_bursts.begin(operations):
@@ -174,10 +186,22 @@ class LmdbWriter:
                 )
             # The flusher can write the next burst.
             self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
+        if self._is_asked_to_fill:
+            self._fill_ahead()
         if self._idle_seconds() == 0:
             with self._turn:
                 self._tidy()
         return True
+
+    def _fill_ahead(self) -> None:
+        """Fill the journal ahead. Appends need no zeros, and report errors of the disk."""
+        try:
+            self._journal.fill_ahead()
+        except Exception as error:
+            self._fill_at = monotonic() + RETRY_SECONDS
+            if not isinstance(error, OSError):
+                log.exception("bug: the journal could not be filled ahead")
+        self._is_asked_to_fill = False
 
     def _refuse(self, failed: FailedBurst) -> list[Outcome]:
         """Do what `_write` does if the journal refuses appends."""
@@ -351,7 +375,7 @@ class LmdbWriter:
             return max(self._retry_at - now, 0.0)
         due = now
         if self._state.pending.count < self._settings.index_entries:
-            due = self._pending_since + self._settings.index_seconds
+            due = self._pending_since + self._index_seconds
         return max(due - now, self._retry_at - now, 0.0)
 
     def _tidy(self) -> None:
@@ -368,7 +392,7 @@ class LmdbWriter:
             return
         if pending and (
             pending >= self._settings.index_entries
-            or now - self._pending_since >= self._settings.index_seconds
+            or now - self._pending_since >= self._index_seconds
         ):
             self._commit_pending()
         elif self._state.sparse and (

@@ -14,9 +14,9 @@ from twisted.internet import reactor
 
 from storage.files import DiskFiles
 from storage.lmdb import LmdbSettings, LmdbStore, journal
-from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE
+from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, MIB
 from storage.lmdb.queries import MOST_ROWS
-from storage.log import PartitionLog, StorageFailed
+from storage.log import Buffer, PartitionLog, StorageFailed
 from tests.storage.entries import bases, entry, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
@@ -50,7 +50,7 @@ async def test_unsynced_appends_are_synced_before_their_rows_are_committed(
     open_store: Opener,
 ) -> None:
     disk = SimulatedDisk()
-    store = open_store(files=disk, sync_appends=False, index_seconds=0.01)
+    store = open_store(files=disk, sync_appends=False, index_seconds=NEVER, unsynced_seconds=0.01)
     log = await opened_log(store)
     await log.append([sized(0, 100)])
     (file,) = disk.files.values()
@@ -71,6 +71,107 @@ async def test_file_is_filled_ahead_of_small_writes_only(open_store: Opener) -> 
     assert len(file.data) == size
     await log.append([sized(10, LARGEST_FILLED_WRITE)])
     assert not file.data.endswith(bytes(100))
+
+
+class StagedFlusher:
+    """A flusher that writes in `begin` and flushes in `end`."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+        self._descriptor = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def begin(
+        self,
+        descriptor: int,
+        buffers: list[Buffer],
+        position: int,
+        directory: bytes,
+        written: int,
+        least: int,
+    ) -> None:
+        self._descriptor = descriptor
+        self._disk.write(descriptor, buffers, position)
+
+    def end(self) -> int:
+        self._disk.sync(self._descriptor)
+        return MIB
+
+    def close(self) -> None:
+        pass
+
+
+async def opened_journal(
+    open_store: Opener, disk: SimulatedDisk, **settings: Any
+) -> journal.Journal:
+    """The journal of a store with one entry; its file has FIRST_STEP bytes of zeros."""
+    store = open_store(files=disk, **({"index_seconds": NEVER} | settings))
+    log = await opened_log(store)
+    await log.append([sized(0, 10)])
+    assert store._journal
+    return store._journal
+
+
+@ensureDeferred
+async def test_flusher_learns_of_a_failed_flush_while_the_file_is_filled_ahead(
+    open_store: Opener,
+) -> None:
+    """Linux reports it once per open file; the flusher's next flush would succeed."""
+    disk = SimulatedDisk()
+    opened = await opened_journal(open_store, disk, reserve_bytes=0)
+    flusher = StagedFlusher(disk)
+    at = opened.end.at
+    opened.begin_write(flusher, [b"x" * 10_000])
+    failures = [io_error()]
+
+    def fail(operation: str) -> None:
+        if operation == "sync" and failures:
+            raise failures.pop()
+
+    disk.before = fail
+    assert opened.lacks_zeros
+    with pytest.raises(OSError, match="Input/output error"):
+        opened.fill_ahead()
+    with pytest.raises(journal.JournalFailed, match="Input/output error"):
+        opened.end_write(flusher, at + 10_000)
+
+
+@ensureDeferred
+async def test_file_is_filled_ahead_durably_within_its_limits(open_store: Opener) -> None:
+    disk = SimulatedDisk()
+    limit = 5 * FIRST_STEP
+    opened = await opened_journal(open_store, disk, segment_bytes=limit, reserve_bytes=0)
+    (file,) = disk.files.values()
+    flusher = StagedFlusher(disk)
+    sizes = []
+    while opened.end.at < limit - 10_000:
+        opened.begin_write(flusher, [b"x" * 10_000])
+        opened.fill_ahead()
+        assert file.durable[opened.end.at + 10_000 :] == file.data[opened.end.at + 10_000 :]
+        assert opened.end_write(flusher, opened.end.at + 10_000)
+        sizes.append(len(file.data))
+    assert sizes[-1] == limit
+    assert len(set(sizes)) < 4
+    assert not opened.lacks_zeros
+
+
+@ensureDeferred
+async def test_file_is_not_filled_ahead_if_the_disk_is_nearly_full(open_store: Opener) -> None:
+    disk = SimulatedDisk()
+    opened = await opened_journal(open_store, disk, reserve_bytes=5000, held_bytes=0)
+    flusher = StagedFlusher(disk)
+    opened.begin_write(flusher, [b"x" * 10_000])
+    (file,) = disk.files.values()
+    size = len(file.data)
+    # The file would grow by as much as it has.
+    disk.limit = 2 * size + 4999
+    opened.fill_ahead()
+    assert len(file.data) == size
+    disk.limit += 1
+    opened.fill_ahead()
+    assert len(file.data) == 2 * size
 
 
 @pytest.mark.parametrize("can_erase", [True, False])

@@ -6,7 +6,7 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from storage.files import DiskFiles, Flusher
-from storage.lmdb import LmdbStore
+from storage.lmdb import LmdbStore, writer
+from storage.lmdb.journal import FIRST_STEP, LARGEST_STEP
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Operation, Task
@@ -25,6 +26,7 @@ from storage.log import Buffer, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
+from tests.storage.lmdb.simulation.simulated_disk import io_error
 from tests.testkit.settle import until
 
 SECONDS = 0.5
@@ -208,20 +210,32 @@ class HeldFlusher:
 
 
 class HeldFiles(DiskFiles):
+    """Writes of nothing but zeros fail with `zeros_fail`, and `failed` counts them."""
+
+    zeros_fail: Exception | None = None
+    failed = 0
+
     def __init__(self) -> None:
         self.held = HeldFlusher(self)
 
     def flusher(self) -> Flusher:
         return self.held
 
+    def write(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> None:
+        if self.zeros_fail and not any(map(any, buffers)):
+            self.failed += 1
+            raise self.zeros_fail
+        super().write(descriptor, buffers, position)
+
 
 class OpenedStore:
     """A store with an entry whose row is pending, and its flusher."""
 
-    def __init__(self, store: LmdbStore, log: LmdbLog, flusher: HeldFlusher) -> None:
+    def __init__(self, store: LmdbStore, log: LmdbLog, files: HeldFiles) -> None:
         self.store = store
         self.log = log
-        self.flusher = flusher
+        self.files = files
+        self.flusher = files.held
 
     @property
     def turn(self) -> Turn:
@@ -231,6 +245,12 @@ class OpenedStore:
     @property
     def pending(self) -> int:
         return self.store._state.pending.count
+
+    @property
+    def file_size(self) -> int:
+        journal = self.store._journal
+        assert journal
+        return (journal.directory / f"{journal.end.segment:016d}").stat().st_size
 
     async def let_rows_be_due(self) -> None:
         """Let the writer thread wait for the turn, to commit rows."""
@@ -254,7 +274,7 @@ async def opened(open_store: Opener, **settings: Any) -> OpenedStore:
     store = open_store(files=files, **({"index_seconds": 3600, "tail_bytes": 0} | settings))
     await store.open()
     await store.create_topic(topic())
-    one = OpenedStore(store, await store.log("orders", 0), files.held)
+    one = OpenedStore(store, await store.log("orders", 0), files)
     # Begins the segment, fills the file, and begins the time after which rows are committed.
     await one.log.append((sized(0, 10),))
     await until(lambda: not one.turn._lock.locked())
@@ -333,6 +353,49 @@ async def test_writer_thread_writes_appends_behind_which_there_are_enough_rows(
     await one.log.append((sized(2, 10),))
     await until(lambda: not one.pending)
     assert bases(await everything(one.log)) == [0, 1, 2]
+
+
+@ensureDeferred
+async def test_file_is_filled_ahead_while_the_flusher_writes(open_store: Opener) -> None:
+    """So the flusher can write all bursts."""
+    one = await opened(open_store)
+    for base in range(1, 20):
+        size = one.file_size
+        waiting = await one.append_by_flusher(40_000)
+        # More than twice the bytes that the next burst has.
+        await until(lambda: one.file_size >= base * 40_000 + FIRST_STEP)  # noqa: B023 - awaited
+        assert one.file_size <= max(2 * size, size + LARGEST_STEP)
+        assert one.turn._lock.locked()
+        one.flusher.make_call()
+        await waiting
+    assert bases(await everything(one.log)) == list(range(20))
+
+
+@pytest.mark.parametrize("failure", [io_error(), RuntimeError("a bug")])
+@ensureDeferred
+async def test_appends_continue_if_the_file_cannot_be_filled_ahead(
+    open_store: Opener,
+    failure: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is tried again after a pause."""
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 3600)
+    one = await opened(open_store)
+    one.files.zeros_fail = failure
+    for base in range(1, 4):
+        waiting = await one.append_by_flusher(10_000)
+        await until(lambda: one.files.failed)
+        assert one.store._writer
+        await until(lambda: not one.store._writer._is_asked_to_fill)  # type: ignore[union-attr]
+        one.flusher.make_call()
+        await waiting
+        assert one.log.end_offset == base + 1
+    # The writer thread's write adds zeros.
+    await one.log.append((sized(4, 100_000),))
+    assert one.files.failed == 1
+    assert ("bug" in caplog.text) is isinstance(failure, RuntimeError)
+    assert bases(await everything(one.log)) == list(range(5))
 
 
 @ensureDeferred

@@ -68,6 +68,12 @@ class KnownRecords:
         tried = {base: set(payloads) for base, payloads in self.tried.items()}
         return KnownRecords(dict(self.acknowledged), tried, self.start, self.tried_start)
 
+    def add_tried(self, later: KnownRecords) -> None:
+        """Add what was tried since this copy was made."""
+        for base, payloads in later.tried.items():
+            self.tried.setdefault(base, set()).update(payloads)
+        self.tried_start = later.tried_start
+
 
 @dataclass
 class Cut:
@@ -106,6 +112,7 @@ class RandomWork:
         self.rows: dict[bytes, bytes] = {}
         self.cuts: list[Cut] = []
         self._lock = threading.Lock()
+        self._cutting = threading.Lock()
         self._appends = 0
 
     async def run(self) -> None:
@@ -191,14 +198,15 @@ class RandomWork:
             known.acknowledged |= less
 
     def _before(self, operation: str) -> None:
-        """In the thread that has the turn: cut the power, or fail."""
+        """Cut the power, or fail; in the thread that has the turn, or fills the journal ahead."""
         self.may_cut()
         if self.fails(operation):
             raise io_error()
 
     def may_cut(self) -> None:
-        if len(self.cuts) < CUTS_PER_RUN and self._disk_chance.random() < 0.1:
-            self.cuts.append(self._cut(self._disk_chance))
+        with self._cutting:
+            if len(self.cuts) < CUTS_PER_RUN and self._disk_chance.random() < 0.1:
+                self.cuts.append(self._cut(self._disk_chance))
 
     def fails(self, operation: str) -> bool:
         """Whether an operation on the disk, or a commit, fails now."""
@@ -218,6 +226,10 @@ class RandomWork:
         folder.mkdir()
         shutil.copy(self.folder / "store" / "data.mdb", folder)
         disk = self.disk.after_kill() if is_killed else self.disk.after_power_cut(chance)
+        # The other threads may have written more meanwhile.
+        with self._lock:
+            for one, later in zip(known, self.known, strict=True):
+                one.add_tried(later)
         return Cut(disk, folder, known, rows)
 
 

@@ -33,9 +33,18 @@ class File:
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[Write] = field(default_factory=list)
+    failed_syncs: int = 0
 
     def copy(self) -> File:
         return File(bytearray(self.data), bytearray(self.durable), list(self.unsynced))
+
+
+@dataclass
+class OpenFile:
+    """An open file. As in Linux (`errseq_t`), each failure of a sync is reported to it once."""
+
+    file: File
+    reported_failures: int
 
 
 def put(data: bytearray, position: int, piece: bytes | None) -> None:
@@ -70,7 +79,7 @@ class SimulatedDisk(Files):
         self.limit = sys.maxsize
         self.chance = Random(0)
         self.has_flusher = False
-        self._descriptors: dict[int, File] = {}
+        self._open: dict[int, OpenFile] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
@@ -119,21 +128,21 @@ class SimulatedDisk(Files):
                 file = File()
                 self._change(path.name, file)
             descriptor = next(self._numbers)
-            self._descriptors[descriptor] = file
+            self._open[descriptor] = OpenFile(file, file.failed_syncs)
             return descriptor
 
     def close(self, descriptor: int) -> None:
         with self._lock:
-            del self._descriptors[descriptor]
+            del self._open[descriptor]
 
     def size(self, descriptor: int) -> int:
-        return len(self._descriptors[descriptor].data)
+        return len(self._open[descriptor].file.data)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], position: int) -> None:
         self.before("write")
         piece = b"".join(buffers)
         with self._lock:
-            file = self._descriptors[descriptor]
+            file = self._open[descriptor].file
             room = len(file.data) + max(self.room(Path(), 0), 0)
             part = piece[: max(room - position, 0)]
             put(file.data, position, part)
@@ -145,25 +154,31 @@ class SimulatedDisk(Files):
     def truncate(self, descriptor: int, size: int) -> None:
         self.before("truncate")
         with self._lock:
-            file = self._descriptors[descriptor]
+            file = self._open[descriptor].file
             put(file.data, size, None)
             file.unsynced.append((size, None))
 
     def read(self, descriptor: int, length: int, position: int) -> bytes:
         with self._lock:
-            return bytes(self._descriptors[descriptor].data[position : position + length])
+            return bytes(self._open[descriptor].file.data[position : position + length])
 
     def sync(self, descriptor: int) -> None:
-        file = self._descriptors[descriptor]
+        opened = self._open[descriptor]
+        file = opened.file
         try:
             self.before("sync")
         except OSError:
             # Linux considers the pages clean although only some of them are on the medium.
             with self._lock:
                 self._persist(file, self.chance.choice([0, 0.5, 1]))
+                file.failed_syncs += 1
+                opened.reported_failures = file.failed_syncs
             raise
         with self._lock:
             self._persist(file, 1)
+            if opened.reported_failures < file.failed_syncs:
+                opened.reported_failures = file.failed_syncs
+                raise io_error()
 
     def _persist(self, file: File, likelihood: float) -> None:
         """Write what is not on the medium, each sector with this likelihood."""
