@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import lmdb
 
+from storage.files import FLUSH
 from storage.lmdb.frames import MARK_BYTES
 from storage.lmdb.layout import DATABASES, FORMAT, UNRELEASED_FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
@@ -27,6 +28,7 @@ T = TypeVar("T")
 MIB = 1 << 20
 GIB = 1 << 30
 MIN_MAP_BYTES = MIB
+ZEROS = bytes(MIB)
 """A smaller map cannot hold the empty databases."""
 
 REOPEN_SECONDS = 5.0
@@ -223,7 +225,9 @@ class LmdbEnvironment:
     def hold_room(self) -> int:
         """Allocate disk space behind the last page, and return how much there is. Blocks.
 
-        On a disk that other files have filled, entries can still be deleted. For the writer thread.
+        On a disk that other files have filled, entries can still be deleted. The space is filled
+        with zeros: the flush of a commit then changes no metadata of the file. For the writer
+        thread, between transactions.
         """
         if self._env is None:
             return 0
@@ -233,8 +237,13 @@ class LmdbEnvironment:
             with suppress(OSError):
                 descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    start = max(self._allocated, used)
                     os.posix_fallocate(descriptor, used, self._held_bytes)
                     self._allocated = used + self._held_bytes
+                    for position in range(start, self._allocated, len(ZEROS)):
+                        size = min(len(ZEROS), self._allocated - position)
+                        os.pwrite(descriptor, memoryview(ZEROS)[:size], position)
+                    FLUSH(descriptor)
                 finally:
                     os.close(descriptor)
         return max(self._allocated - used, 0)

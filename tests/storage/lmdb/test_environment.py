@@ -16,7 +16,7 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.lmdb.environment import MIN_MAP_BYTES, LmdbEnvironment, MapLock
+from storage.lmdb.environment import MIB, MIN_MAP_BYTES, LmdbEnvironment, MapLock
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
@@ -235,6 +235,23 @@ async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
         await store.delete_topic("orders")
         await until(lambda: not store._state.freeing)
     assert (directory / "data.mdb").stat().st_size == size
+
+
+def test_space_behind_the_last_page_is_written(directory: Path) -> None:
+    """Allocated space alone would be written with the first commit that uses it."""
+    environment = LmdbEnvironment(directory, MIN_MAP_BYTES, 3 * MIB)
+    try:
+        held = environment.hold_room()
+        assert held == 3 * MIB
+        assert environment.hold_room() == held
+        size = (directory / "data.mdb").stat().st_size
+        with open(directory / "data.mdb", "rb") as file:
+            # The file system reports allocated space that was never written as a hole.
+            assert os.lseek(file.fileno(), size - held, os.SEEK_HOLE) == size
+            file.seek(size - held)
+            assert not any(file.read())
+    finally:
+        environment.close()
 
 
 def test_readers_do_not_block_each_other() -> None:
