@@ -157,10 +157,14 @@ class Dispatch:
 
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
-        self._flow.requests_arrived(sum(map(len, frames)), len(frames))
-        served = self._served_at_once
-        if served is not None and len(frames) == 1 and self._start_alone(frames[0], served):
-            return
+        if len(frames) == 1:
+            frame = frames[0]
+            self._flow.requests_arrived(len(frame), 1)
+            served = self._served_at_once
+            if served is not None and self._start_alone(frame, served):
+                return
+        else:
+            self._flow.requests_arrived(sum(map(len, frames)), len(frames))
         self._queued_frames[:0] = frames[::-1]
         others = 0
         for frame in frames:
@@ -222,7 +226,6 @@ class Dispatch:
         try:
             if self._ready_bytes:
                 self._send()
-            # Often there are only replies to send.
             self._turn_began = began = seconds() if queued else 0.0
             for _ in range(MAX_REQUESTS_PER_TURN):
                 if not queued or not self._may_start(queued[-1]):
@@ -268,7 +271,11 @@ class Dispatch:
 
     def _continue(self) -> None:
         self._is_continuation_scheduled = False
-        self._advance()
+        if self._queued_frames or self._is_advancing:
+            self._advance()
+        else:
+            # Often there are only replies to send.
+            self._send()
 
     def _may_start(self, frame: bytearray) -> bool:
         if (
@@ -666,10 +673,7 @@ class Dispatch:
             freed += request.size
             answered += 1
             buffers += reply
-        if answered == len(in_flight):
-            in_flight.clear()
-        else:
-            del in_flight[:answered]
+        del in_flight[:answered]
         self._ready_bytes = 0
         if (
             self._session.is_closed
