@@ -42,7 +42,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-path bench-groups bench-shared \
 	bench-pulsar bench-traffic bench-logins bench-idle bench-cluster bench-workers slow legacy \
-	fingerprints tox clean spark picture bench-reports demo chaos fuzz restarts style types
+	fingerprints tox clean spark spark-3.5 picture bench-reports demo chaos fuzz restarts style \
+	types
 
 ## list the targets
 help:
@@ -87,6 +88,12 @@ slow: $(VENV)/.report
 ## tests of the reports with PySpark (400 MB) and Java
 spark: $(VENV)/.report
 	$(PY) -m pytest -q -n 2 $(PEERS) -m "spark and not slow" $(ARGS)
+
+## the same on PySpark 3.5, without real clients, which do not depend on the version
+spark-3.5: $(VENV)/.spark-3.5 $(VENV)/.dev
+	@# On Python 3.12, PySpark 3.5 needs setuptools, which `.dev` has.
+	PYTHONPATH=$(CURDIR)/$(VENV)/pyspark-3.5 $(PY) -m pytest -q -n 2 $(PEERS) \
+		-m "spark and not peer and not slow" $(ARGS)
 
 ## tests with real clients, and a table of the results (ARGS: --store pulsar, --client NAME,
 ## --every-pair, --reference for Apache Kafka)
@@ -185,7 +192,8 @@ clean:
 	rm -f storage/lmdb/_frames.c storage/lmdb/_frames*.so
 	rm -f storage/pulsar/client/_library.c storage/pulsar/client/_library*.so
 
-# One environment with three sets of dependencies, each a superset of the one before.
+# One environment with four sets of dependencies. Only `.serve` builds the package, which takes a
+# minute; the others add what extras of the installed package require.
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "$(PYTHON) not found; choose another Python: make PYTHON=/path/to/python3.12" >&2; \
@@ -202,14 +210,20 @@ $(VENV)/.serve: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -e '.[test$(KERBEROS)]'
-	@touch $(VENV)/.serve $@
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP) install -q 'kopgate[test$(KERBEROS)]'
+	@touch $@
 
-$(VENV)/.report: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -e '.[test,report$(KERBEROS)]'
-	@touch $(VENV)/.serve $(VENV)/.test $@
+$(VENV)/.report: $(VENV)/.test
+	$(PIP) install -q 'kopgate[report]'
+	@touch $@
 
-$(VENV)/.dev: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -e '.[test,dev$(KERBEROS)]'
-	@touch $(VENV)/.serve $(VENV)/.test $@
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) install -q 'kopgate[dev]'
+	@touch $@
+
+# A folder in front of the environment's own PySpark. Without the constraints, which pin that one.
+$(VENV)/.spark-3.5: $(VENV)/.made
+	$(PY) -m pip --disable-pip-version-check --no-input install -q --upgrade \
+		--target $(VENV)/pyspark-3.5 'pyspark>=3.5,<3.6'
+	@touch $@

@@ -21,11 +21,15 @@ SUPERVISOR = """
 import signal, sys
 from gateway import logs, supervisor
 signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.STOP_SIGNALS)
-supervisor.KILL_GRACE_SECONDS = 0.5
 with logs.ProcessLog(sys.stderr):
-    code = supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], 2, 0.2).run()
+    code = supervisor.Supervisor([sys.executable, "-c", sys.argv[1]], 2, 60.0).run()
 sys.exit(code)
 """
+
+#: Kills workers that do not stop at once.
+IMPATIENT = SUPERVISOR.replace("60.0", "0.2").replace(
+    "with logs", "supervisor.KILL_GRACE_SECONDS = 0.5\nwith logs"
+)
 
 #: The third start of a process fails.
 REFUSED_RESTART = SUPERVISOR.replace(
@@ -190,7 +194,7 @@ def test_first_start_that_the_system_refuses_stops_all(tmp_path: Path) -> None:
 
 def test_worker_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     stubborn = WORKER.replace("lambda *_: exit(0)", "signal.SIG_IGN")
-    with supervised(tmp_path, stubborn) as process:
+    with supervised(tmp_path, stubborn, IMPATIENT) as process:
         wait_until(lambda: len(starts(tmp_path)) == 2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 1
