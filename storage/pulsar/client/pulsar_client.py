@@ -277,9 +277,7 @@ class PulsarClient:
         bulk = self._bulk
         self._open_client()
         if bulk is not None and self._responses is not None:
-            return bulk.producer(
-                topic, self._send_timeout_ms, self.settings.queue_operations
-            )
+            return bulk.producer(topic, self._send_timeout_ms, self.settings.queue_operations)
         return SingleProducer(
             self.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing),
             self.reactor_calls,

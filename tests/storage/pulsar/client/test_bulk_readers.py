@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Any
 
 import msgspec
 import pulsar as library
@@ -36,23 +35,6 @@ texts = st.one_of(
     st.text(st.sampled_from('[]0123456789,-+.e "1'), max_size=30),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
 )
-
-
-@pytest.fixture
-def compiled() -> Any:
-    if bulk_client.compiled is None:
-        pytest.skip("the compiled module is not built")
-    return bulk_client.compiled
-
-
-@pytest.fixture(params=["compiled", "binding"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How stacks of the test read."""
-    if request.param == "binding":
-        monkeypatch.setattr(bulk_client, "compiled", None)
-    else:
-        request.getfixturevalue("compiled")
-    return str(request.param)
 
 
 def parsed(text: str) -> Header | None:
