@@ -58,6 +58,14 @@ class Relay:
             with self._lock:
                 self._is_cut = False
 
+    def disconnect(self) -> None:
+        """End all connections, those that were cut as well. New ones are accepted."""
+        with self._lock:
+            held = self._sockets - {self._listening}
+        for one in held:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         with self._lock:
             held, self._sockets = self._sockets, set()

@@ -5,7 +5,9 @@
 #define KOPGATE_PULSAR_LIBRARY_H
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <unistd.h>
 
 /* F(result, name, arguments) */
 #define PULSAR_FUNCTIONS(F)                                                                    \
@@ -26,6 +28,17 @@
     F(void*, pulsar_client_create, (const char*, const void*))                                 \
     F(int, pulsar_client_close, (void*))                                                       \
     F(void, pulsar_client_free, (void*))                                                       \
+    F(int, pulsar_client_create_producer, (void*, const char*, const void*, void**))           \
+    F(void*, pulsar_producer_configuration_create, (void))                                     \
+    F(void, pulsar_producer_configuration_free, (void*))                                       \
+    F(void, pulsar_producer_configuration_set_access_mode, (void*, int))                       \
+    F(void, pulsar_producer_configuration_set_initial_sequence_id, (void*, int64_t))           \
+    F(void, pulsar_producer_configuration_set_send_timeout, (void*, int))                      \
+    F(void, pulsar_producer_configuration_set_max_pending_messages, (void*, int))              \
+    F(void, pulsar_producer_configuration_set_batching_enabled, (void*, int))                  \
+    F(void, pulsar_producer_send_async, (void*, void*, void (*)(int, void*, void*), void*))    \
+    F(int, pulsar_producer_close, (void*))                                                     \
+    F(void, pulsar_producer_free, (void*))                                                     \
     F(int, pulsar_client_create_reader, (void*, const char*, const void*, void*, void**))      \
     F(void*, pulsar_reader_configuration_create, (void))                                       \
     F(void, pulsar_reader_configuration_free, (void*))                                         \
@@ -34,6 +47,9 @@
     F(int, pulsar_reader_has_message_available, (void*, int*))                                 \
     F(int, pulsar_reader_close, (void*))                                                       \
     F(void, pulsar_reader_free, (void*))                                                       \
+    F(void*, pulsar_message_create, (void))                                                    \
+    F(void, pulsar_message_set_content, (void*, const void*, size_t))                          \
+    F(void, pulsar_message_set_property, (void*, const char*, const char*))                    \
     F(const void*, pulsar_message_get_data, (void*))                                           \
     F(uint32_t, pulsar_message_get_length, (void*))                                            \
     F(const char*, pulsar_message_get_property, (void*, const char*))                          \
@@ -57,6 +73,51 @@ static const char* resolve_functions(void* library) {
 #undef CHECK
 #undef RESOLVE
     return 0;
+}
+
+/* A message that was sent, and later the response to it. */
+typedef struct response {
+    struct response* next;
+    struct response_list* list;
+    void* producer;
+    void* context;
+    int64_t ledger;
+    int64_t entry;
+    int result;
+} response;
+
+/* Responses that the library's thread has added and the reactor has not taken, the newest first. */
+typedef struct response_list {
+    response* newest;
+    /* An eventfd. */
+    int descriptor;
+} response_list;
+
+/* Adds a response; wakes the reactor if it is the first. Thread-safe. */
+static void add_response(response* one) {
+    response_list* list = one->list;
+    response* next = __atomic_load_n(&list->newest, __ATOMIC_RELAXED);
+    uint64_t count = 1;
+    do one->next = next;
+    while (!__atomic_compare_exchange_n(&list->newest, &next, one, 1, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED));
+    /* The reactor may have freed `one`. A write fails only if the counter is at its limit. */
+    if (!next && write(list->descriptor, &count, sizeof count) < 0) return;
+}
+
+/* Takes all responses, the oldest first. */
+static response* take_responses(response_list* list) {
+    uint64_t count;
+    response *one, *next, *first = NULL;
+    /* First the counter: a response that is added from here on writes it again, or is taken. */
+    if (read(list->descriptor, &count, sizeof count) < 0) count = 0;
+    one = __atomic_exchange_n(&list->newest, NULL, __ATOMIC_ACQUIRE);
+    for (; one; one = next) {
+        next = one->next;
+        one->next = first;
+        first = one;
+    }
+    return first;
 }
 
 #endif

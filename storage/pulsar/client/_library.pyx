@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Readers of the client library through its C API: many messages in one call, without the GIL.
+"""The client library through its C API: many messages or responses in one call, without the GIL.
 
 The functions are those of Pulsar's `pulsar/c/*.h`, resolved when this module is imported in the
 library that pulsar-client has loaded (`_library.h`). ImportError if one is missing.
@@ -8,16 +8,19 @@ library that pulsar-client has loaded (`_library.h`). ImportError if one is miss
 import os
 
 import _pulsar
-import pulsar
 
+from storage.pulsar.client.partition_producers import error_of
 from storage.pulsar.log.entry_messages import HEADER, Header, parse_header
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_SetFromErrno
 from cpython.memoryview cimport PyMemoryView_FromObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.unicode cimport PyUnicode_AsUTF8
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 
 cdef extern from "<string.h>" nogil:
     char* strdup(const char* text)
@@ -34,7 +37,27 @@ cdef extern from "<dlfcn.h>" nogil:
     int RTLD_NOW
     int RTLD_NOLOAD
 
+cdef extern from "<sys/eventfd.h>" nogil:
+    int EFD_CLOEXEC
+    int EFD_NONBLOCK
+    int eventfd(unsigned int count, int flags)
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int descriptor)
+
 cdef extern from "_library.h" nogil:
+    ctypedef struct response_list:
+        int descriptor
+    ctypedef struct response:
+        response* next
+        response_list* list
+        void* producer
+        void* context
+        int64_t ledger
+        int64_t entry
+        int result
+    void add_response(response* one)
+    response* take_responses(response_list* list)
     const char* resolve_functions(void* library)
     void* pulsar_client_configuration_create()
     void pulsar_client_configuration_free(void*)
@@ -53,6 +76,19 @@ cdef extern from "_library.h" nogil:
     void* pulsar_client_create(const char*, const void*)
     int pulsar_client_close(void*)
     void pulsar_client_free(void*)
+    int pulsar_client_create_producer(void*, const char*, const void*, void**)
+    void* pulsar_producer_configuration_create()
+    void pulsar_producer_configuration_free(void*)
+    void pulsar_producer_configuration_set_access_mode(void*, int)
+    void pulsar_producer_configuration_set_initial_sequence_id(void*, int64_t)
+    void pulsar_producer_configuration_set_send_timeout(void*, int)
+    void pulsar_producer_configuration_set_max_pending_messages(void*, int)
+    void pulsar_producer_configuration_set_batching_enabled(void*, int)
+    void pulsar_producer_send_async(
+        void*, void*, void (*)(int, void*, void*) noexcept nogil, void*
+    )
+    int pulsar_producer_close(void*)
+    void pulsar_producer_free(void*)
     int pulsar_client_create_reader(void*, const char*, const void*, void*, void**)
     void* pulsar_reader_configuration_create()
     void pulsar_reader_configuration_free(void*)
@@ -61,6 +97,9 @@ cdef extern from "_library.h" nogil:
     int pulsar_reader_has_message_available(void*, int*)
     int pulsar_reader_close(void*)
     void pulsar_reader_free(void*)
+    void* pulsar_message_create()
+    void pulsar_message_set_content(void*, const void*, size_t)
+    void pulsar_message_set_property(void*, const char*, const char*)
     const void* pulsar_message_get_data(void*)
     uint32_t pulsar_message_get_length(void*)
     const char* pulsar_message_get_property(void*, const char*)
@@ -70,13 +109,15 @@ cdef extern from "_library.h" nogil:
     void* pulsar_message_id_deserialize(const void*, uint32_t)
     void pulsar_message_id_free(void*)
 
-#: Version of the signatures; `bulk_readers.py` expects the same number.
-INTERFACE = 1
+#: Version of the signatures; `bulk_client.py` expects the same number.
+INTERFACE = 2
 
 cdef enum:
     # pulsar/c/result.h
     RESULT_OK = 0
     RESULT_UNKNOWN_ERROR = 1
+    # pulsar/c/producer_configuration.h
+    EXCLUSIVE_WITH_FENCING = 3
     # Payloads below this size are copied: the library's memory for a message is about 1 KiB larger
     # than its payload.
     COPIED_BYTES = 8192
@@ -84,6 +125,7 @@ cdef enum:
     HEADER_NUMBERS = 9
     # Longer numbers may not fit into 64 bits.
     DIGITS = 18
+    MOST_PROPERTIES = 4
 
 cdef bytes HEADER_NAME = HEADER.encode()
 
@@ -103,12 +145,6 @@ def resolve(bytes path):
 
 
 resolve(os.fsencode(_pulsar.__file__))
-
-
-def error_of(int result):
-    """The exception that the library's binding raises for `result`."""
-    name = _pulsar.Result(result).name
-    return getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
 
 
 cdef char* token_of(void* supplier) noexcept with gil:
@@ -149,24 +185,32 @@ cdef const uint8_t* read_varint(
     return NULL
 
 
-cdef int read_position(Received* one) noexcept nogil:
-    """Ledger and entry of the message, from its serialized id: MessageIdData in PulsarApi.proto,
-    whose first two fields are required. Returns 0 if it is anything else.
+cdef int read_position(void* id, int64_t* ledger, int64_t* entry) noexcept nogil:
+    """Ledger and entry of a message id, which is freed, from its serialized form: MessageIdData in
+    PulsarApi.proto, whose first two fields are required. Returns 0 if it is anything else.
     """
     cdef int size = 0
-    cdef uint64_t ledger = 0, entry = 0
-    cdef void* id = pulsar_message_get_message_id(one.message)
+    cdef uint64_t found_ledger = 0, found_entry = 0
     cdef uint8_t* text = <uint8_t*>pulsar_message_id_serialize(id, &size)
     cdef const uint8_t* at = text
     cdef const uint8_t* end = text + size
     pulsar_message_id_free(id)
-    at = read_varint(at + 1, end, &ledger) if size and at[0] == 0x08 else NULL
+    at = read_varint(at + 1, end, &found_ledger) if size and at[0] == 0x08 else NULL
     if at != NULL:
-        at = read_varint(at + 1, end, &entry) if at < end and at[0] == 0x10 else NULL
+        at = read_varint(at + 1, end, &found_entry) if at < end and at[0] == 0x10 else NULL
     free(text)
-    one.ledger = <int64_t>ledger
-    one.entry = <int64_t>entry
+    ledger[0] = <int64_t>found_ledger
+    entry[0] = <int64_t>found_entry
     return at != NULL
+
+
+cdef void on_response(int result, void* id, void* context) noexcept nogil:
+    """The library's callback for a sent message. Without its position it is as if not stored."""
+    cdef response* one = <response*>context
+    one.result = result
+    if id != NULL and not read_position(id, &one.ledger, &one.entry):
+        one.result = RESULT_UNKNOWN_ERROR
+    add_response(one)
 
 
 cdef int read_numbers(const char* at, int64_t* numbers) noexcept nogil:
@@ -272,6 +316,15 @@ cdef class Client:
     """
 
     cdef void* client
+    cdef response_list* responses
+
+    def __cinit__(self):
+        self.responses = <response_list*>calloc(1, sizeof(response_list))
+        if self.responses == NULL:
+            raise MemoryError
+        self.responses.descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if self.responses.descriptor < 0:
+            PyErr_SetFromErrno(OSError)
 
     def __init__(
         self, bytes url, int operation_timeout_seconds, object token, bytes trust,
@@ -331,6 +384,59 @@ cdef class Client:
             raise error_of(result)
         return reader
 
+    def create_producer(self, bytes topic, int send_timeout_ms, int pending_messages):
+        """The exclusive producer of a topic; it fences the one before.
+
+        Blocks. Raises the library's errors.
+        """
+        cdef const char* topic_text = topic
+        cdef void* configuration
+        cdef int result
+        cdef Producer producer = Producer.__new__(Producer)
+        producer.client = self
+        with nogil:
+            configuration = pulsar_producer_configuration_create()
+            pulsar_producer_configuration_set_access_mode(configuration, EXCLUSIVE_WITH_FENCING)
+            # See `PulsarClient.producer`.
+            pulsar_producer_configuration_set_initial_sequence_id(configuration, 1)
+            pulsar_producer_configuration_set_send_timeout(configuration, send_timeout_ms)
+            pulsar_producer_configuration_set_max_pending_messages(
+                configuration, pending_messages
+            )
+            pulsar_producer_configuration_set_batching_enabled(configuration, 0)
+            result = pulsar_client_create_producer(
+                self.client, topic_text, configuration, &producer.producer
+            )
+            pulsar_producer_configuration_free(configuration)
+        if result != RESULT_OK:
+            raise error_of(result)
+        return producer
+
+    def fileno(self):
+        """An eventfd that is readable if there are responses to take."""
+        return self.responses.descriptor
+
+    def take_responses(self):
+        """The responses since the last call, in order: {producer: [(context, result, ledger id,
+        entry id)]}. Without an error the result is 0. For one thread, which also sends.
+        """
+        cdef dict taken = {}
+        cdef list of_producer = None
+        cdef void* producer = NULL
+        cdef response* one = take_responses(self.responses)
+        cdef response* following
+        while one != NULL:
+            if one.producer != producer:
+                producer = one.producer
+                of_producer = taken.setdefault(<object>producer, [])
+            of_producer.append((<object>one.context, one.result, one.ledger, one.entry))
+            Py_DECREF(<object>one.context)
+            Py_DECREF(<object>one.producer)
+            following = one.next
+            free(one)
+            one = following
+        return taken
+
     def close(self):
         """Blocks. Raises the library's errors."""
         cdef int result
@@ -343,6 +449,72 @@ cdef class Client:
         # It may wait for a thread that waits for the GIL.
         with nogil:
             pulsar_client_free(self.client)
+        # No response is awaited: it would keep its producer, and so this.
+        if self.responses != NULL:
+            if self.responses.descriptor >= 0:
+                close(self.responses.descriptor)
+            free(self.responses)
+
+
+# A producer in a cycle must not lose its client first.
+@cython.no_gc_clear
+cdef class Producer:
+    """The exclusive producer of one topic. `close` may be called in any thread."""
+
+    cdef void* producer
+    # Must not be freed before the producer.
+    cdef Client client
+    #: Called in the reactor's thread with responses of `take_responses`.
+    cdef public object on_responses
+
+    def send(self, object context, bytes payload, dict properties):
+        """Send a message, which the library copies. `Client.take_responses` returns `context` with
+        the outcome, once. Properties are text without NUL.
+        """
+        cdef const char* names[MOST_PROPERTIES]
+        cdef const char* values[MOST_PROPERTIES]
+        cdef const char* data = payload
+        cdef size_t size = len(payload)
+        cdef int count = 0, number
+        cdef void* message
+        cdef response* one
+        if len(properties) > MOST_PROPERTIES:
+            raise ValueError(f"a message has at most {MOST_PROPERTIES} properties")
+        for name, value in properties.items():
+            names[count] = PyUnicode_AsUTF8(name)
+            values[count] = PyUnicode_AsUTF8(value)
+            count += 1
+        one = <response*>calloc(1, sizeof(response))
+        if one == NULL:
+            raise MemoryError
+        one.list = self.client.responses
+        one.producer = <void*>self
+        one.context = <void*>context
+        one.ledger = one.entry = -1
+        # The response keeps both, until it is taken.
+        Py_INCREF(self)
+        Py_INCREF(context)
+        # Without the GIL: the library logs while it holds its locks (`client_log.py`).
+        with nogil:
+            message = pulsar_message_create()
+            pulsar_message_set_content(message, data, size)
+            for number in range(count):
+                pulsar_message_set_property(message, names[number], values[number])
+            pulsar_producer_send_async(self.producer, message, on_response, one)
+            pulsar_message_free(message)
+
+    def close(self):
+        """Blocks. Raises the library's errors."""
+        cdef int result
+        with nogil:
+            result = pulsar_producer_close(self.producer)
+        if result != RESULT_OK:
+            raise error_of(result)
+
+    def __dealloc__(self):
+        if self.producer != NULL:
+            with nogil:
+                pulsar_producer_free(self.producer)
 
 
 cdef class Reader:
@@ -392,7 +564,9 @@ cdef class Reader:
                     one.size = pulsar_message_get_length(one.message)
                     one.header = pulsar_message_get_property(one.message, name)
                     one.count = read_numbers(one.header, one.numbers)
-                    has_positions &= read_position(one)
+                    has_positions &= read_position(
+                        pulsar_message_get_message_id(one.message), &one.ledger, &one.entry
+                    )
                     room -= one.size
                     if room <= 0 or (one.count > 2 and one.numbers[2] + 1 >= end):
                         break

@@ -14,7 +14,14 @@ import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, ReactorCallQueue, SharedResult, WorkerPool, sleep
+from storage.bridge import (
+    Reactor,
+    ReactorCallQueue,
+    SharedResult,
+    WatchingReactor,
+    WorkerPool,
+    sleep,
+)
 from storage.log import (
     EntryTooLarge,
     Fenced,
@@ -26,9 +33,11 @@ from storage.log import (
     UnknownTopic,
 )
 from storage.pulsar.admin.token_file import TokenFile
-from storage.pulsar.client import bulk_readers
-from storage.pulsar.client.bulk_readers import BulkClient, BulkReader, SingleReader
+from storage.pulsar.client import bulk_client
+from storage.pulsar.client.bulk_client import BulkClient, ResponseDispatcher
+from storage.pulsar.client.bulk_readers import BulkReader, SingleReader
 from storage.pulsar.client.client_log import client_logger
+from storage.pulsar.client.partition_producers import PartitionProducer, SingleProducer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 
@@ -117,12 +126,14 @@ def connect(settings: PulsarSettings, token: TokenFile | None) -> pulsar.Client:
 
 
 def connect_in_bulk(settings: PulsarSettings, token: TokenFile | None) -> BulkClient | None:
-    """Create a client for bulk readers with the same settings; None without the compiled module.
+    """Create a client of the C API with the same settings; None without the compiled module.
 
     `connect` must have accepted the settings: an invalid URL ends the process here.
     """
-    if bulk_readers.compiled is None:
-        log.info("the compiled reader of messages is not used: %s", bulk_readers.BINDING_REASON)
+    if bulk_client.compiled is None:
+        log.info(
+            "the compiled module for Pulsar's messages is not used: %s", bulk_client.BINDING_REASON
+        )
         return None
     return BulkClient(
         settings.service_url,
@@ -156,8 +167,10 @@ class PulsarClient:
         """The largest message that the brokers accept, as far as known."""
         self.reactor_calls = ReactorCallQueue(reactor)
         self._reactor = reactor
+        self._send_timeout_ms = max(1, round(settings.send_timeout_seconds * 1000))
         self._client: pulsar.Client | None = None
         self._bulk: BulkClient | None = None
+        self._responses: ResponseDispatcher | None = None
         self._threads: WorkerPool | None = None
         self._table_threads: WorkerPool | None = None
 
@@ -182,6 +195,8 @@ class PulsarClient:
                 f"cannot create a client for {self.settings.service_url}: {error}"
             ) from error
         self._threads = threads
+        if self._bulk is not None and isinstance(self._reactor, WatchingReactor):
+            self._responses = self._bulk.dispatch_responses(self._reactor, self.reactor_calls)
         self._table_threads = WorkerPool(
             self.reactor_calls,
             self.settings.table_threads,
@@ -243,7 +258,7 @@ class PulsarClient:
             # broker remembers it.
             initial_sequence_id=None if name else 1,
             access_mode=access,
-            send_timeout_millis=max(1, round(self.settings.send_timeout_seconds * 1000)),
+            send_timeout_millis=self._send_timeout_ms,
             max_pending_messages=self.settings.queue_operations
             if pending_messages is None
             else pending_messages,
@@ -252,6 +267,20 @@ class PulsarClient:
             batching_max_allowed_size_in_bytes=batch_bytes,
             batching_max_publish_delay_ms=batch_delay_ms,
             compression_type=compression,
+        )
+
+    def partition_producer(self, topic: str) -> PartitionProducer:
+        """Create the exclusive producer of a partition's topic; it fences the one before.
+
+        Blocks: call it within `run`.
+        """
+        bulk = self._bulk
+        self._open_client()
+        if bulk is not None and self._responses is not None:
+            return bulk.producer(topic, self._send_timeout_ms, self.settings.queue_operations)
+        return SingleProducer(
+            self.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing),
+            self.reactor_calls,
         )
 
     def reader(
@@ -313,6 +342,7 @@ class PulsarClient:
         if client is None or threads is None or table_threads is None:
             return
         bulk, self._bulk = self._bulk, None
+        responses, self._responses = self._responses, None
         self._client = self._threads = self._table_threads = None
         bulk_closed = Deferred.fromCoroutine(self._closed_in_time(bulk.close)) if bulk else None
         if not await self._closed_in_time(client.close):
@@ -324,6 +354,8 @@ class PulsarClient:
         if bulk_closed is not None:
             # The C API cannot shut down a client that does not close. Its thread keeps it.
             await bulk_closed
+        if responses is not None:
+            responses.close()
         # The threads end when their calls do, soon after the client is closed; no need to wait.
         threads.stop(lambda: None)
         table_threads.stop(lambda: None)

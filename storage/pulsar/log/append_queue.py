@@ -27,6 +27,7 @@ from storage.pulsar.client.exclusive_producer import (
     InFlightMessage,
     LogEnd,
 )
+from storage.pulsar.client.partition_producers import PartitionProducer
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header, pack_entries
 from storage.pulsar.log.partition_reader import PartitionReader
@@ -49,7 +50,7 @@ class OpenedPartition:
     client: PulsarClient
     topic: str
     entry_format: str
-    producer: Any
+    producer: PartitionProducer
     leader_epoch: int
     partition: PartitionState
     reader: PartitionReader

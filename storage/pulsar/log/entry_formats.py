@@ -14,7 +14,8 @@ from storage.log import StorageError, StorageFailed
 from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import InFlightLimit, LogEnd
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.partition_producers import OK, PartitionProducer, Response, error_of
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.compaction.space_reclaim import TopicTrimmer
 from storage.pulsar.log.append_queue import OpenedPartition
@@ -36,7 +37,7 @@ from storage.pulsar.log.partition_log_opener import (
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
 from storage.pulsar.log.partition_rows import FormatRange, PartitionState, next_opening
 from storage.pulsar.native.entry_search import EntryFinder
-from storage.pulsar.native.message_offsets import START, parse_message_id
+from storage.pulsar.native.message_offsets import START
 from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.stored_entries import MAX_CLOCK_SKEW_MS, NativeEntries
 from storage.pulsar.topics.topic_listing import NATIVE
@@ -261,9 +262,7 @@ class PulsarLogOpener:
         epochs, format_ranges = partition.row.epochs, partition.row.format_ranges
         check_epoch(topic, epochs[-1][0] if epochs else -1, leader_epoch)
         base = format_ranges[-1].base or 0
-        producer = await self.client.run(
-            partial(self.client.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
-        )
+        producer = await self.client.run(partial(self.client.partition_producer, topic))
         try:
             check_may_write(topic, self.may_write)
             finder = EntryFinder(self.admin, topic)
@@ -294,16 +293,20 @@ class PulsarLogOpener:
             format_ranges=(*format_ranges, FormatRange(end_offset)), reserved=end_offset
         )
 
-    async def _send_marker(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
+    async def _send_marker(self, topic: str, producer: PartitionProducer, header: Header) -> int:
         """Send a message without records that stores the next offset; return its broker index."""
-        message_id = await self.client.run(
-            lambda: producer.send(b"", properties=header.properties("mixed_kafka"))
-        )
-        return await EntryFinder(self.admin, topic).index_of(
-            parse_message_id(message_id.serialize()).position
-        )
+        answered: Deferred[list[Response]] = Deferred()
+        producer.on_responses = answered.callback
+        try:
+            producer.send(None, b"", header.properties("mixed_kafka"))
+        except pulsar.PulsarException as error:
+            raise to_storage_error(error) from error
+        ((_, result, *place),) = await answered
+        if result != OK:
+            raise to_storage_error(error_of(result))
+        return await EntryFinder(self.admin, topic).index_of(Position(*place))
 
-    async def _close_producer(self, producer: pulsar.Producer) -> None:
+    async def _close_producer(self, producer: PartitionProducer) -> None:
         """Close the producer, and wait for it: the broker admits the next one only after that."""
         await self.client.run(producer.close)
 

@@ -97,9 +97,7 @@ class PulsarLog:
         """
         for sent in messages:
             self._end = sent.end
-            self._reader.appended(
-                sent.header, Position(sent.position.ledger_id(), sent.position.entry_id())
-            )
+            self._reader.appended(sent.header, sent.position)
             for entry in sent.entries:
                 self._tail.add(self._resident, entry)
         self.status.notify()

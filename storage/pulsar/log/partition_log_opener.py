@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pulsar
 
 from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
-from storage.pulsar.client.exclusive_producer import LogEnd
+from storage.pulsar.client.exclusive_producer import Closable, LogEnd
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.topic_readers import StoredMessage
 from storage.pulsar.log.append_queue import OpenedPartition
@@ -41,9 +40,7 @@ async def open_partition(
     row = partition.row
     opening = next_opening(row.epochs, leader_epoch)
     check_epoch(topic, row.epochs[-1][0] if row.epochs else -1, leader_epoch)
-    producer = await client.run(
-        lambda: client.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
-    )
+    producer = await client.run(lambda: client.partition_producer(topic))
     reader = PartitionReader(client, admin, cache, topic, client.settings)
     try:
         check_may_write(topic, may_write)
@@ -114,7 +111,7 @@ def check_may_write(topic: str, may_write: MayWrite) -> None:
         raise Fenced(f"{topic} was not opened: this process may not write any more")
 
 
-def close_unused_producer(client: PulsarClient, producer: Any) -> None:
+def close_unused_producer(client: PulsarClient, producer: Closable) -> None:
     """Close a producer that has sent nothing, without waiting for it."""
 
     def close() -> None:

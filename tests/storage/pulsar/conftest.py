@@ -9,6 +9,7 @@ import pulsar as library
 import pytest
 from twisted.internet import reactor
 
+from storage.pulsar.client import bulk_client
 from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
@@ -16,6 +17,23 @@ from tests.testkit.settle import settle
 from tests.testkit.tenant import Tenant
 
 SideOpener = Callable[..., Awaitable[ReadingStack]]
+
+
+@pytest.fixture
+def compiled() -> Any:
+    if bulk_client.compiled is None:
+        pytest.skip("the compiled module is not built")
+    return bulk_client.compiled
+
+
+@pytest.fixture(params=["compiled", "binding"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The interface of the client library through which clients of the test read and send."""
+    if request.param == "binding":
+        monkeypatch.setattr(bulk_client, "compiled", None)
+    else:
+        request.getfixturevalue("compiled")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

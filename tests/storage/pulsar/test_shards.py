@@ -219,7 +219,7 @@ async def test_topic_is_deleted_once_no_gateway_can_create_it_again(
 
         return wait
 
-    for name in ("bulk_reader", "producer"):
+    for name in ("bulk_reader", "partition_producer"):
         monkeypatch.setattr(second._client, name, when_permitted(getattr(second._client, name)))
     connecting = [
         Deferred.fromCoroutine(log.position_of(0)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Any
 
 import msgspec
 import pulsar as library
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_twisted import ensureDeferred
 
 from storage.log import LogClosed, UnknownTopic
-from storage.pulsar.client import bulk_readers
+from storage.pulsar.client import bulk_client
 from storage.pulsar.client.bulk_readers import SingleReader
 from storage.pulsar.log.entry_messages import HEADER, Header, parse_header
 from tests.storage.pulsar.partition_topics import header, numbered, offsets
@@ -38,32 +37,15 @@ texts = st.one_of(
 )
 
 
-@pytest.fixture
-def compiled() -> Any:
-    if bulk_readers.compiled is None:
-        pytest.skip("the compiled module is not built")
-    return bulk_readers.compiled
-
-
-@pytest.fixture(params=["compiled", "binding"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How stacks of the test read."""
-    if request.param == "binding":
-        monkeypatch.setattr(bulk_readers, "compiled", None)
-    else:
-        request.getfixturevalue("compiled")
-    return str(request.param)
-
-
 def parsed(text: str) -> Header | None:
     return parse_header({HEADER: text})
 
 
 @given(text=texts)
 def test_compiled_module_reads_headers_as_the_store_does(text):
-    if bulk_readers.compiled is None:
+    if bulk_client.compiled is None:
         pytest.skip("the compiled module is not built")
-    assert bulk_readers.compiled.header_in(text.encode()) == parsed(text)
+    assert bulk_client.compiled.header_in(text.encode()) == parsed(text)
 
 
 @pytest.mark.parametrize(

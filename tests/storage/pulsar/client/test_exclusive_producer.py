@@ -15,8 +15,9 @@ from storage.pulsar.client.exclusive_producer import (
     InFlightMessage,
     LogEnd,
 )
+from storage.pulsar.client.partition_producers import SingleProducer
 from storage.pulsar.log.entry_messages import Header
-from tests.storage.pulsar.fake_client import FakeClient, FakeProducer, Ok, Timeout
+from tests.storage.pulsar.fake_client import FakeClient, FakeMessageId, FakeProducer, Ok, Timeout
 
 
 class Scene:
@@ -27,7 +28,11 @@ class Scene:
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []
         self.exclusive = ExclusiveProducer(
-            self.client, self.producer, self.room, self._stored, self._ended
+            self.client,
+            SingleProducer(self.producer, self.client.reactor_calls),
+            self.room,
+            self._stored,
+            self._ended,
         )
 
     def _stored(self, messages: list[InFlightMessage]) -> None:
@@ -100,7 +105,7 @@ def test_response_within_send_is_handled_in_order():
     assert scene.ends == []
     scene.client.reactor_calls.run()
     assert [left for _, left in scene.ends] == [[0, 1]]
-    callback(Ok, None)
+    callback(Ok, FakeMessageId(0))
     scene.client.reactor_calls.run()
     assert scene.stored == []
     assert scene.room.reserved_operations == 0

@@ -22,7 +22,7 @@ from storage.log import (
     StorageFailed,
     UnknownTopic,
 )
-from storage.pulsar.client import bulk_readers
+from storage.pulsar.client import bulk_client
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 
@@ -132,8 +132,8 @@ async def test_invalid_address_fails_at_open():
 
 @ensureDeferred
 async def test_reason_for_reading_with_the_binding_is_logged(silent_address, monkeypatch, caplog):
-    monkeypatch.setattr(bulk_readers, "compiled", None)
-    monkeypatch.setattr(bulk_readers, "BINDING_REASON", "no such module")
+    monkeypatch.setattr(bulk_client, "compiled", None)
+    monkeypatch.setattr(bulk_client, "BINDING_REASON", "no such module")
     client = PulsarClient(impatient(silent_address), reactor)
     with caplog.at_level("INFO"):
         await client.open()

@@ -18,6 +18,7 @@ from storage.log import (
     StorageFailed,
 )
 from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
+from storage.pulsar.client.partition_producers import SingleProducer
 from storage.pulsar.compaction.replaced_ranges import ReplacedRanges
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD, AppendQueue, OpenedPartition
 from storage.pulsar.log.entry_messages import parse_header
@@ -46,7 +47,7 @@ class Scene:
             self.client,
             "persistent://a/b/t",
             "mixed_kafka",
-            self.producer,
+            SingleProducer(self.producer, self.client.reactor_calls),
             3,
             self.partition,
             None,
