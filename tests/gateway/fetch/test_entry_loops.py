@@ -29,7 +29,7 @@ BOTH = (lambda: entry_loops, compiled)
 
 
 @dataclass(eq=False)
-class Job:
+class _Job:
     is_cancelled: bool = False
     keys: list[bytes] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ def test_compiled_look_up_finds_what_the_reference_finds(kinds, has_job, magic):
             {"readable": READABLE, "empty": EMPTY}.get(kind, 0xFFFFFFF0 + number)
             for number, kind in enumerate(kinds)
         ]
-        own, running, cancelled = Job(), Job(), Job(is_cancelled=True)
+        own, running, cancelled = _Job(), _Job(), _Job(is_cancelled=True)
         names = {id(own): "own", id(running): "running", id(cancelled): "cancelled"}
         _, _, keys, _ = entry_loops.look_up(
             entries,
@@ -106,7 +106,7 @@ def test_key_has_all_that_identifies_an_entry_and_its_format(load):
     ):
         entry = Entry(offset, offset, 0, bytes(size))
         _, _, (key,), _ = loops.look_up(
-            [entry], [checksum], topic_id, partition, magic, OrderedDict(), {}, Job()
+            [entry], [checksum], topic_id, partition, magic, OrderedDict(), {}, _Job()
         )
         keys.add(key)
     assert len(keys) == 7
@@ -114,7 +114,7 @@ def test_key_has_all_that_identifies_an_entry_and_its_format(load):
 
 @pytest.mark.parametrize("load", BOTH)
 def test_results_of_each_job_are_filled_in_up_to_a_missing_one(load):
-    loops, one, two = load(), Job(), Job()
+    loops, one, two = load(), _Job(), _Job()
     pending = [(0, b"a", one), (2, b"b", one), (3, b"c", two), (4, b"d", two)]
     results = [b"", b"known", b"", b"", b""]
     assert loops.fill(results, pending, 0, {b"a": b"1", b"b": b"2"}) == 2
@@ -125,7 +125,7 @@ def test_results_of_each_job_are_filled_in_up_to_a_missing_one(load):
 
 @pytest.mark.parametrize("load", BOTH)
 def test_ended_job_does_not_remove_the_one_that_replaced_it(load):
-    ended, newer = Job(), Job()
+    ended, newer = _Job(), _Job()
     jobs = {b"a": ended, b"b": newer}
     load().remove_job(jobs, [b"a", b"b", b"c"], ended)
     assert jobs == {b"b": newer}
