@@ -405,7 +405,7 @@ def test_short_conversion_gets_entries_of_a_running_job_from_it(threads, monkeyp
     assert (threads.calls, one.conversions) == (1, 2)
 
 
-def test_bug_in_a_short_conversion_leaves_nothing_behind(threads, monkeypatch):
+def test_entry_is_converted_again_after_a_bug_in_a_short_conversion(threads, monkeypatch):
     one = short_converter(threads)
     monkeypatch.setattr(conversion, "down_convert_all", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
