@@ -30,6 +30,12 @@ setup(
             optional=True,
         ),
         Extension(
+            "gateway.fetch._entry_loops",
+            ["gateway/fetch/_entry_loops.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "storage._files",
             ["storage/_files.pyx"],
             extra_compile_args=["-O3"],

@@ -66,6 +66,7 @@ from gateway.traffic.traffic_log import (
     read_salt,
 )
 from gateway.traffic.traffic_topic import TopicSink
+from records import kernel
 from storage.cluster import SharedStore
 from storage.log import Store
 
@@ -158,6 +159,7 @@ async def open_broker(
             run_for,
             cache_bytes=settings.conversion_cache_bytes,
             max_decompressed_bytes=settings.max_decompressed_bytes,
+            converts_at_once=kernel.KERNEL == "cython",
         ),
         clock,
         deadlines,

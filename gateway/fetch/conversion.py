@@ -16,6 +16,8 @@ from isal.isal_zlib import crc32
 
 from gateway import logs
 from gateway.coroutines import Cancel, SharedResult, start
+from gateway.fetch import entry_loops
+from gateway.fetch.entry_loops import PAYLOAD, CacheKey
 from gateway.partitions.stored_records import down_convert_all, up_convert
 from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
 from records import (
@@ -29,13 +31,8 @@ from records import (
     zstd_to_gzip,
 )
 from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
-from records.layout import CODEC_MASK, CRC, FIRST_OF_BATCHES, READABLE
+from records.layout import CODEC_MASK, CRC, FIRST_OF_BATCHES
 from storage.log import Buffer, Entry
-
-#: (topic id, partition, base offset, size, checksum, magic). Compaction changes entries, and a
-#: compressed entry may even keep its size.
-CacheKey = tuple[bytes, int, int, int, int, int]
-
 
 #: CPU time, in microseconds, that one fetch may spend on conversions. The entry that exceeds it is
 #: finished; the rest is left to the next fetch. Ordinary batches take some milliseconds; one of
@@ -46,6 +43,10 @@ FETCH_CPU_US = 200_000
 #: job checks whether it is cancelled.
 MAX_CALL_BYTES = 32 << 20
 
+#: Bytes and records of uncompressed batches that one fetch may convert in the reactor thread, in
+#: about 0.5 ms at most: a thread switch costs nearly as much.
+AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
+
 #: Maximum expansion of lz4: bytes unpacked per compressed byte.
 _LZ4_EXPANSION = 255
 
@@ -53,11 +54,13 @@ _LZ4_EXPANSION = 255
 class ConversionBudget:
     """CPU time left for the conversions of one fetch, and their owner (`Workers.run_for`)."""
 
-    __slots__ = ("left_us", "owner")
+    __slots__ = ("at_once_bytes", "at_once_records", "left_us", "owner")
 
     def __init__(self, owner: Hashable = None) -> None:
         self.owner = owner
         self.left_us = FETCH_CPU_US
+        self.at_once_bytes = AT_ONCE_BYTES
+        self.at_once_records = AT_ONCE_RECORDS
 
 
 class ConversionJob(SharedResult[Mapping[CacheKey, Buffer | KafkaError]]):
@@ -113,7 +116,7 @@ class Converter:
     """Converts entries and caches the results.
 
     `run_for(owner, function, *args)` runs a function on another thread. `cache_bytes` limits the
-    cache.
+    cache. With `converts_at_once`, short conversions are not run on another thread.
     """
 
     def __init__(
@@ -122,8 +125,10 @@ class Converter:
         *,
         cache_bytes: int,
         max_decompressed_bytes: int,
+        converts_at_once: bool = False,
     ) -> None:
         self._run_for = run_for
+        self._converts_at_once = converts_at_once
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache: OrderedDict[CacheKey, bytes] = OrderedDict()
@@ -156,27 +161,24 @@ class Converter:
         budget = budget or ConversionBudget()
         while True:
             own_job = ConversionJob()
-            results, pending, missing = self._look_up(
+            results, pending, keys, missing = self._look_up(
                 source, entries, magic, own_job if budget.left_us > 0 else None
             )
-            if missing:
-                # Run in a separate coroutine: the first consumer may disconnect while others wait.
-                own_job.cancel = start(
-                    self._run_job(source, missing, own_job, magic, budget.owner),
-                    _ignore,
-                    own_job.fail,
-                )
             try:
-                awaited: ConversionJob | None = None
-                found: Mapping[CacheKey, Buffer | KafkaError] = {}
-                for index, key, job in pending:
-                    if job is not awaited:
-                        awaited, found = job, await job
-                    converted = found.get(key)
-                    if converted is None:
-                        del results[index:]
-                        break
-                    results[index] = converted
+                if missing and not self._convert_at_once(
+                    source, keys, missing, own_job, magic, budget
+                ):
+                    # Run in a separate coroutine: the first consumer may disconnect while others
+                    # wait.
+                    own_job.cancel = start(
+                        self._run_job(source, keys, missing, own_job, magic, budget.owner),
+                        _ignore,
+                        own_job.fail,
+                    )
+                filled = 0
+                while filled < len(pending):
+                    found = await pending[filled][2]
+                    filled = entry_loops.loops.fill(results, pending, filled, found)
             finally:
                 for job in _jobs_of(pending):
                     job.remove_waiter()
@@ -197,49 +199,30 @@ class Converter:
     ) -> tuple[
         list[Buffer | KafkaError],
         list[tuple[int, CacheKey, ConversionJob]],
-        list[tuple[CacheKey, Entry]],
+        list[CacheKey],
+        list[Entry],
     ]:
-        """Return known results, results pending in jobs, and entries missing for `own_job`.
-
-        Without `own_job`, the list ends before the first missing entry.
-        """
-        results: list[Buffer | KafkaError] = []
-        pending: list[tuple[int, CacheKey, ConversionJob]] = []
-        missing: list[tuple[CacheKey, Entry]] = []
-        topic_id, partition, cache, jobs = (
+        """See `entry_loops.look_up`."""
+        found: tuple[Any, list[tuple[int, CacheKey, ConversionJob]], Any, Any]
+        found = entry_loops.loops.look_up(
+            entries,
+            kernel.conversions(list(map(PAYLOAD, entries)), magic),
             source.topic_id,
             source.partition,
+            magic,
             self._cache,
             self._jobs,
+            own_job,
         )
-        checksums = kernel.conversions([entry.payload for entry in entries], magic)
-        for entry, checksum in zip(entries, checksums, strict=True):
-            payload = entry.payload
-            if checksum < 0:
-                results.append(payload if checksum == READABLE else b"")
-                continue
-            key = (topic_id, partition, entry.base_offset, len(payload), checksum, magic)
-            kept = cache.get(key)
-            if kept is not None:
-                cache.move_to_end(key)
-                results.append(kept)
-                continue
-            job = jobs.get(key)
-            if job is None or job.is_cancelled:
-                if own_job is None:
-                    break
-                job = jobs[key] = own_job
-                missing.append((key, entry))
-            pending.append((len(results), key, job))
-            results.append(b"")
-        for job in _jobs_of(pending):
+        for job in _jobs_of(found[1]):
             job.waiters += 1
-        return results, pending, missing
+        return found
 
     async def _run_job(
         self,
         source: SourcePartition,
-        missing: list[tuple[CacheKey, Entry]],
+        keys: list[CacheKey],
+        missing: list[Entry],
         job: ConversionJob,
         magic: int,
         owner: Hashable,
@@ -248,30 +231,76 @@ class Converter:
         costs more than the conversion.
         """
         try:
-            payloads = [entry.payload for _, entry in missing]
             outcomes: list[bytes | RecordsError]
             outcomes, job.cpu_us = await self._run_for(
-                owner, _convert_all, payloads, magic, self._max_decompressed_bytes, job
+                owner,
+                _convert_all,
+                list(map(PAYLOAD, missing)),
+                magic,
+                self._max_decompressed_bytes,
+                job,
             )
         finally:
-            for key, _ in missing:
-                if self._jobs.get(key) is job:
-                    del self._jobs[key]
-        results: dict[CacheKey, bytes | KafkaError] = {}
-        for (key, entry), outcome in zip(missing, outcomes, strict=False):
-            if not isinstance(outcome, RecordsError):
-                results[key] = outcome
-                self.conversions += 1
-            elif isinstance(outcome, NoMemory):
+            entry_loops.loops.remove_job(self._jobs, keys, job)
+        self._end_job(source, keys, missing, job, outcomes)
+
+    def _convert_at_once(
+        self,
+        source: SourcePartition,
+        keys: list[CacheKey],
+        missing: list[Entry],
+        job: ConversionJob,
+        magic: int,
+        budget: ConversionBudget,
+    ) -> bool:
+        """Convert entries in this thread if that is short; return whether it was done."""
+        if not self._converts_at_once or magic >= V2_WITHOUT_ZSTD or budget.at_once_bytes <= 0:
+            return False
+        payloads = list(map(PAYLOAD, missing))
+        counts, records, size = kernel.tally(payloads)
+        if (
+            counts[FIRST_OF_BATCHES] < len(payloads)
+            or size > budget.at_once_bytes
+            or records > budget.at_once_records
+        ):
+            return False
+        budget.at_once_bytes -= size
+        budget.at_once_records -= records
+        try:
+            outcomes, job.cpu_us = _convert_all(payloads, magic, self._max_decompressed_bytes, job)
+        finally:
+            entry_loops.loops.remove_job(self._jobs, keys, job)
+        self._end_job(source, keys, missing, job, outcomes)
+        return True
+
+    def _end_job(
+        self,
+        source: SourcePartition,
+        keys: list[CacheKey],
+        missing: list[Entry],
+        job: ConversionJob,
+        outcomes: list[bytes | RecordsError],
+    ) -> None:
+        """Keep and report the results of a job."""
+        # Fewer if the job has exceeded its CPU time.
+        results: dict[CacheKey, bytes | KafkaError]
+        results = dict(zip(keys, outcomes, strict=False))  # type: ignore[arg-type]
+        failures = _failures(outcomes)
+        self.conversions += len(outcomes) - len(failures)
+        for number, failure in failures:
+            entry = missing[number]
+            if isinstance(failure, NoMemory):
                 # Clients before 0.11 know few error codes; they retry after this one.
-                results[key] = KafkaError(
+                results[keys[number]] = KafkaError(
                     ErrorCode.UNKNOWN_SERVER_ERROR,
-                    f"offset {entry.base_offset} is not converted: {outcome}",
+                    f"offset {entry.base_offset} is not converted: {failure}",
                 )
             else:
-                self.log_unreadable(source, entry, outcome)
-                results[key] = b""
-        self._cache_results(results)
+                self.log_unreadable(source, entry, failure)
+                results[keys[number]] = b""
+        self.cached_bytes = entry_loops.loops.keep(
+            self._cache, results, self.cached_bytes, self._cache_bytes, ENTRY_OVERHEAD
+        )
         job.succeed(results)
 
     def log_unreadable(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
@@ -305,20 +334,6 @@ class Converter:
             last_offset=last,
             reason=str(failure),
         )
-
-    def _cache_results(self, results: Mapping[CacheKey, bytes | KafkaError]) -> None:
-        cache, limit, cached_bytes = self._cache, self._cache_bytes, self.cached_bytes
-        for key, converted in results.items():
-            if isinstance(converted, KafkaError):
-                continue
-            size = len(converted) + ENTRY_OVERHEAD
-            if size <= limit:
-                cache[key] = converted
-                cached_bytes += size
-        while cached_bytes > limit:
-            _, oldest = cache.popitem(last=False)
-            cached_bytes -= len(oldest) + ENTRY_OVERHEAD
-        self.cached_bytes = cached_bytes
 
 
 def _jobs_of(pending: Iterable[tuple[int, CacheKey, ConversionJob]]) -> set[ConversionJob]:
@@ -374,10 +389,20 @@ def _convert_all(
         cpu_us = (thread_time_ns() - begun) // 1000
         if job.is_cancelled or cpu_us > FETCH_CPU_US:
             break
-    for outcome in outcomes:
-        if isinstance(outcome, RecordsError):
-            clear_frames(outcome)
+    for _, failure in _failures(outcomes):
+        clear_frames(failure)
     return outcomes, cpu_us
+
+
+def _failures(outcomes: list[bytes | RecordsError]) -> list[tuple[int, RecordsError]]:
+    """Return the errors with their indexes; nearly always there are none."""
+    if set(map(type, outcomes)) <= {bytes}:
+        return []
+    return [
+        (number, outcome)
+        for number, outcome in enumerate(outcomes)
+        if isinstance(outcome, RecordsError)
+    ]
 
 
 def _split_into_calls(

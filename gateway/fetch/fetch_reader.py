@@ -7,14 +7,14 @@ converted for consumers of older formats, which skip offsets that have no record
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, takewhile
-from typing import cast
+from itertools import takewhile
+from operator import add
 
 from gateway.coroutines import TimeSlices
+from gateway.fetch import entry_loops
 from gateway.fetch.conversion import (
     V2_WITH_ZSTD,
     V2_WITHOUT_ZSTD,
@@ -23,9 +23,10 @@ from gateway.fetch.conversion import (
     is_readable,
     is_zstd,
 )
+from gateway.fetch.entry_loops import PAYLOAD
 from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
-from gateway.partitions.stored_records import cut, fix_lz4_checksums, has_legacy_lz4
+from gateway.partitions.stored_records import cut, fix_lz4_checksums
 from gateway.protocol.caller import Caller
 from gateway.protocol.current_leader import current_leader
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
@@ -236,7 +237,7 @@ class FetchReader:
         """Return all entries if they are whole batches that the consumer can read, else none."""
         if self._magic < V2_WITHOUT_ZSTD or not entries or offset > entries[0].base_offset:
             return []
-        records: list[Buffer] = [entry.payload for entry in entries]
+        records: list[Buffer] = list(map(PAYLOAD, entries))
         counts, _, size = kernel.tally(records)
         if (
             sum(counts[FIRST_OF_BATCHES:]) == len(records)
@@ -260,20 +261,27 @@ class FetchReader:
         record.
         """
         records: list[Buffer] = []
-        converted: list[Entry] = []
+        # Of the converted entries: their number, records and stored bytes.
+        converted = [0, 0, 0]
         payloads = await self._convert(cached, partition, entries)
-        whole = _first_whole(entries, payloads, offset, limit)
-        done = len(whole)
-        if done:
-            records = list(filter(len, whole))
-            converted = [
-                entry
-                for entry, payload in zip(entries, whole, strict=False)
-                if payload is not entry.payload and payload
-            ]
-            limit -= compiled.total(records)
-            offset = entries[done - 1].last_offset + 1
-        for entry, payload in zip(entries[done:], payloads[done:], strict=False):
+        position = 0
+        while position < len(payloads):
+            entry = entries[position]
+            if offset <= entry.base_offset:
+                position, whole, size, counts = entry_loops.loops.select_whole(
+                    entries, payloads, position, limit
+                )
+                records += whole
+                limit -= size
+                converted = list(map(add, converted, counts))
+                if position:
+                    offset = entries[position - 1].last_offset + 1
+                if position == len(payloads):
+                    break
+                entry = entries[position]
+            # An error, or a payload that is not returned as a whole.
+            payload = payloads[position]
+            position += 1
             if isinstance(payload, KafkaError):
                 if records:
                     # Return the records before it; the next fetch starts at this entry and returns
@@ -281,28 +289,25 @@ class FetchReader:
                     break
                 raise payload
             rest = _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
-            if len(rest) > limit:
-                # Nothing may follow a truncated entry: the consumer would skip the rest of it.
-                piece = _cut(rest, offset, limit)
-                if len(piece) <= limit or (at_least_one and not records):
-                    records.append(piece)
-                    if payload is not entry.payload:
-                        converted.append(entry)
-                break
-            if len(rest):
-                records.append(rest)
-                limit -= len(rest)
+            does_fit = len(rest) <= limit
+            piece = rest if does_fit else _cut(rest, offset, limit)
+            if len(piece) and (len(piece) <= limit or (at_least_one and not records)):
+                records.append(piece)
+                limit -= len(piece)
                 if payload is not entry.payload:
-                    converted.append(entry)
+                    converted = list(map(add, converted, _counts_of(entry)))
+            if not does_fit:
+                # Nothing may follow a truncated entry: the consumer would skip the rest of it.
+                break
             offset = entry.last_offset + 1
-        if converted:
+        if converted[0]:
             self._caller.traffic.converted(
                 ApiKey.FETCH,
                 self._request.version,
                 cached.key[0],
-                batches=len(converted),
-                records=sum([entry.last_offset - entry.base_offset + 1 for entry in converted]),
-                size=sum([len(entry.payload) for entry in converted]),
+                batches=converted[0],
+                records=converted[1],
+                size=converted[2],
             )
         return records, offset
 
@@ -321,7 +326,7 @@ class FetchReader:
             and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
             for entry in entries
         ):
-            return [entry.payload for entry in entries]
+            return list(map(PAYLOAD, entries))
         source = SourcePartition(partition.topic, cached.topic_id, partition.index)
         convertible = entries
         if not partition.config.downconversion_enabled:
@@ -342,27 +347,18 @@ class FetchReader:
                 *readable,
                 *[_down_conversion_error(newest)] * (len(entries) - len(convertible)),
             ]
-        if newest != 1:
-            return readable
-        # Converted entries have the right checksum.
-        return [
-            _fix_lz4_checksum(payload) if payload is entry.payload else payload
-            for entry, payload in zip(entries, readable, strict=False)
-        ]
+        if newest == 1:
+            # Converted entries have the right checksum.
+            legacy = entry_loops.loops.legacy_lz4(entries, readable)
+            if legacy:
+                readable = list(readable)
+                for number in legacy:
+                    readable[number] = _fix_lz4_checksum(entries[number].payload)
+        return readable
 
 
-def _first_whole(
-    entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError], offset: int, limit: int
-) -> Sequence[Buffer]:
-    """Return the first payloads that fit into `limit` as a whole, found in one step.
-
-    None of them if the first one has records before `offset`, or one is an error.
-    """
-    if not payloads or offset > entries[0].base_offset or KafkaError in map(type, payloads):
-        return ()
-    without_errors = cast(Sequence[Buffer], payloads)
-    ends = list(accumulate(map(len, without_errors)))
-    return without_errors[: bisect_right(ends, limit)]
+def _counts_of(entry: Entry) -> tuple[int, int, int]:
+    return 1, entry.last_offset - entry.base_offset + 1, len(entry.payload)
 
 
 def _v2_variant(version: int) -> int:
@@ -382,10 +378,8 @@ def _down_conversion_error(newest: int) -> KafkaError:
     )
 
 
-def _fix_lz4_checksum(payload: Buffer | KafkaError) -> Buffer | KafkaError:
+def _fix_lz4_checksum(payload: Buffer) -> Buffer | KafkaError:
     """Replace the wrong lz4 frame checksum of format 0, which only consumers of format 0 expect."""
-    if isinstance(payload, KafkaError) or not has_legacy_lz4(payload):
-        return payload
     try:
         return fix_lz4_checksums(payload)
     except RecordsError as failure:

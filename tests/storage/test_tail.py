@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.log import Entry
-from storage.tail import ENTRY_OVERHEAD, CachedTail, TailCache
+from storage.tail import ENTRIES_AT_A_TIME, ENTRY_OVERHEAD, CachedTail, TailCache
 from tests.storage.entries import Counted, bases, sized
 
 
@@ -94,3 +94,27 @@ def test_cached_entries_are_a_contiguous_tail_within_limit(
         if known:
             held += sum(len(one.payload) + ENTRY_OVERHEAD for one in known[0])
     assert held <= limit
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7]), min_size=1, max_size=3 * ENTRIES_AT_A_TIME),
+    data=st.data(),
+)
+def test_read_returns_what_fits_and_at_least_one_entry(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    tail, log_tail = TailCache(1 << 20), CachedTail()
+    for base, size in enumerate(sizes):
+        tail.add(log_tail, sized(base, size))
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    max_bytes = data.draw(st.integers(0, sum(sizes) + 1))
+    end = first + 1
+    while end < len(sizes) and sum(sizes[first : end + 1]) <= max_bytes:
+        end += 1
+    assert bases(log_tail.read(first, max_bytes) or []) == list(range(first, end))
+
+
+def test_read_at_the_end_of_the_cached_tail_returns_nothing() -> None:
+    tail, log_tail = TailCache(1000), CachedTail()
+    tail.add(log_tail, sized(0, 10))
+    assert log_tail.read(1, 100) == []

@@ -344,3 +344,71 @@ def test_large_units_are_converted_in_separate_calls():
         1,
         3,
     ]
+
+
+def short_converter(threads: Threads, cache_bytes: int = 1 << 20) -> Converter:
+    return Converter(
+        threads.run_for,
+        cache_bytes=cache_bytes,
+        max_decompressed_bytes=1 << 20,
+        converts_at_once=True,
+    )
+
+
+def test_short_conversion_uses_no_thread(one, threads):
+    entries = [stored(0), broken(), stored(6)]
+    expected = ended(one.convert(SOURCE, entries, 1))
+    calls = threads.calls
+    short = short_converter(threads)
+    for _ in range(2):
+        assert ended(short.convert(SOURCE, entries, 1)) == expected
+    assert (threads.calls, short.conversions) == (calls, 2)
+
+
+@pytest.mark.parametrize("limit", ["AT_ONCE_BYTES", "AT_ONCE_RECORDS"])
+def test_longer_conversions_of_one_fetch_use_a_thread(threads, monkeypatch, limit):
+    size = {"AT_ONCE_BYTES": len(stored().payload), "AT_ONCE_RECORDS": 3}[limit]
+    monkeypatch.setattr(conversion, limit, 2 * size)
+    one, budget = short_converter(threads), ConversionBudget()
+    ended(one.convert(SOURCE, entries_at(0, 10), 1, budget=budget))
+    assert threads.calls == 0
+    ended(one.convert(SOURCE, entries_at(20), 1, budget=budget))
+    assert threads.calls == 1
+    ended(one.convert(SOURCE, entries_at(30, 40, 50), 1, budget=ConversionBudget()))
+    assert threads.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "magic"),
+    [
+        (sample_records.batch([Sample(0, TIME, None, b"v")], codec=sample_records.GZIP), 1),
+        (bytes(old_set(3, magic=1)), 0),
+        (bytes(old_set(3, magic=1)), V2_WITH_ZSTD),
+    ],
+    ids=["compressed", "message set", "up-conversion"],
+)
+def test_other_conversions_use_a_thread(threads, payload, magic):
+    ended(short_converter(threads).convert(SOURCE, [as_stored(bytes(payload))], magic))
+    assert threads.calls == 1
+
+
+def test_short_conversion_gets_entries_of_a_running_job_from_it(threads, monkeypatch):
+    one = short_converter(threads)
+    threads.hold()
+    monkeypatch.setattr(conversion, "AT_ONCE_BYTES", 0)
+    first = Started(one.convert(SOURCE, entries_at(0), 1))
+    monkeypatch.undo()
+    second = Started(one.convert(SOURCE, entries_at(0, 10), 1))
+    assert (threads.calls, one.conversions) == (1, 1)
+    threads.release()
+    assert second.result[0] is first.result[0]
+    assert (threads.calls, one.conversions) == (1, 2)
+
+
+def test_entry_is_converted_again_after_a_bug_in_a_short_conversion(threads, monkeypatch):
+    one = short_converter(threads)
+    monkeypatch.setattr(conversion, "down_convert_all", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        ended(one.convert(SOURCE, [stored()], 1))
+    monkeypatch.undo()
+    assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1

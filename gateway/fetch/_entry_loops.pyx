@@ -1,0 +1,167 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Loops over the entries of a Fetch, compiled, with the results of `entry_loops.py`."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from gateway.protocol.errors import KafkaError
+from records.layout import READABLE
+
+cdef extern from "Python.h":
+    PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
+
+#: Version of the functions' signatures; `entry_loops.py` expects the same number.
+INTERFACE = 1
+
+cdef enum:
+    KEY_FIELDS = 25
+    MAGIC_AT = 16
+    ATTRIBUTES_AT = 17
+    CODEC_MASK = 7
+    LZ4 = 3
+
+cdef object refusal = KafkaError
+cdef int64_t readable = READABLE
+
+
+cdef inline uint8_t* put32(uint8_t* at, uint32_t value) noexcept nogil:
+    at[0], at[1], at[2], at[3] = value >> 24, value >> 16 & 255, value >> 8 & 255, value & 255
+    return at + 4
+
+
+cdef inline uint8_t* put64(uint8_t* at, uint64_t value) noexcept nogil:
+    return put32(put32(at, <uint32_t>(value >> 32)), <uint32_t>value)
+
+
+def look_up(
+    entries,
+    list checksums not None,
+    bytes topic_id not None,
+    int partition,
+    int magic,
+    cache,
+    dict jobs not None,
+    own_job,
+):
+    cdef Py_ssize_t number, prefix = PyBytes_GET_SIZE(topic_id)
+    cdef int64_t checksum
+    cdef uint8_t* at
+    cdef PyObject* found
+    cdef list results = [], pending = [], keys = [], missing = []
+    move_to_end = cache.move_to_end
+    for number in range(len(checksums)):
+        entry, checksum = entries[number], checksums[number]
+        payload = entry.payload
+        if checksum < 0:
+            results.append(payload if checksum == readable else b"")
+            continue
+        key = PyBytes_FromStringAndSize(NULL, prefix + KEY_FIELDS)
+        at = <uint8_t*>PyBytes_AS_STRING(key)
+        memcpy(at, PyBytes_AS_STRING(topic_id), prefix)
+        at = put64(put32(at + prefix, <uint32_t>partition), <uint64_t><int64_t>entry.base_offset)
+        at = put32(put64(at, <uint64_t>len(payload)), <uint32_t>checksum)
+        at[0] = <uint8_t>magic
+        found = PyDict_GetItemWithError(cache, key)
+        if found != NULL:
+            results.append(<object>found)
+            move_to_end(key)
+            continue
+        found = PyDict_GetItemWithError(jobs, key)
+        if found != NULL and not (<object>found).is_cancelled:
+            job = <object>found
+        elif own_job is None:
+            break
+        else:
+            job = own_job
+            jobs[key] = job
+            keys.append(key)
+            missing.append(entry)
+        pending.append((len(results), key, job))
+        results.append(b"")
+    return results, pending, keys, missing
+
+
+def fill(list results not None, list pending not None, Py_ssize_t first, found):
+    cdef Py_ssize_t number, index, count = len(pending)
+    job = (<tuple>pending[first])[2]
+    for number in range(first, count):
+        index, key, of = <tuple>pending[number]
+        if of is not job:
+            return number
+        converted = found.get(key)
+        if converted is None:
+            del results[index:]
+            return count
+        results[index] = converted
+    return count
+
+
+def remove_job(dict jobs not None, list keys not None, job):
+    for key in keys:
+        if jobs.get(key) is job:
+            del jobs[key]
+
+
+def keep(cache, results, int64_t cached_bytes, int64_t limit, int64_t overhead):
+    cdef int64_t size
+    for key, converted in results.items():
+        if isinstance(converted, refusal):
+            continue
+        size = len(converted) + overhead
+        if size <= limit:
+            cache[key] = converted
+            cached_bytes += size
+    popitem = cache.popitem
+    while cached_bytes > limit:
+        _, oldest = popitem(False)
+        cached_bytes -= len(oldest) + overhead
+    return cached_bytes
+
+
+def select_whole(entries, payloads, Py_ssize_t first, int64_t limit):
+    cdef Py_ssize_t number, size
+    cdef int64_t batches = 0, records = 0, stored = 0, left = limit
+    cdef list selected = []
+    number = first
+    while number < len(payloads):
+        payload = payloads[number]
+        if isinstance(payload, refusal):
+            break
+        size = len(payload)
+        if size > left:
+            break
+        if size:
+            selected.append(payload)
+            left -= size
+            entry = entries[number]
+            its_payload = entry.payload
+            if payload is not its_payload:
+                batches += 1
+                records += <int64_t>entry.last_offset - <int64_t>entry.base_offset + 1
+                stored += len(its_payload)
+        number += 1
+    return number, selected, limit - left, (batches, records, stored)
+
+
+def legacy_lz4(entries, payloads):
+    cdef Py_ssize_t number
+    cdef Py_buffer view
+    cdef const uint8_t* data
+    cdef list found = []
+    for number in range(len(payloads)):
+        payload = payloads[number]
+        if payload is not entries[number].payload:
+            continue
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        data = <const uint8_t*>view.buf
+        if (
+            view.len > ATTRIBUTES_AT
+            and not data[MAGIC_AT]
+            and data[ATTRIBUTES_AT] & CODEC_MASK == LZ4
+        ):
+            found.append(number)
+        PyBuffer_Release(&view)
+    return found

@@ -1,0 +1,188 @@
+"""Loops over the entries of a Fetch, which can be thousands: one call per partition.
+
+The functions are the reference of the compiled ones in `_entry_loops.pyx`. `loops` has those that
+are used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from struct import Struct
+from typing import Any, Protocol, TypeVar
+
+from gateway.partitions.stored_records import has_legacy_lz4
+from gateway.protocol.errors import KafkaError
+from records.layout import READABLE
+from storage.log import Buffer, Entry
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
+
+PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
+
+#: Topic id, partition, base offset, size, checksum and magic of an entry to be converted.
+#: Compaction changes entries, and a compressed entry may even keep its size.
+CacheKey = bytes
+_KEY = Struct(">iqqIb")
+
+
+class RunningJob(Protocol):
+    """A running conversion."""
+
+    is_cancelled: bool
+
+
+J = TypeVar("J", bound=RunningJob)
+
+
+def look_up(
+    entries: Sequence[Entry],
+    checksums: list[int],
+    topic_id: bytes,
+    partition: int,
+    magic: int,
+    cache: OrderedDict[CacheKey, bytes],
+    jobs: dict[CacheKey, J],
+    own_job: J | None,
+) -> tuple[list[Buffer | KafkaError], list[tuple[int, CacheKey, J]], list[CacheKey], list[Entry]]:
+    """Find conversions. `checksums` are what `kernel.conversions` returned for the entries.
+
+    Returns the results that are known, with b"" for the others; those that are pending in jobs, as
+    index, key and job; keys and entries that are missing for `own_job`. It is then their job.
+    Without `own_job`, the results end before the first missing entry.
+    """
+    results: list[Buffer | KafkaError] = []
+    pending: list[tuple[int, CacheKey, J]] = []
+    keys: list[CacheKey] = []
+    missing: list[Entry] = []
+    for entry, checksum in zip(entries, checksums, strict=True):
+        payload = entry.payload
+        if checksum < 0:
+            results.append(payload if checksum == READABLE else b"")
+            continue
+        key = topic_id + _KEY.pack(partition, entry.base_offset, len(payload), checksum, magic)
+        kept = cache.get(key)
+        if kept is not None:
+            cache.move_to_end(key)
+            results.append(kept)
+            continue
+        job = jobs.get(key)
+        if job is None or job.is_cancelled:
+            if own_job is None:
+                break
+            job = jobs[key] = own_job
+            keys.append(key)
+            missing.append(entry)
+        pending.append((len(results), key, job))
+        results.append(b"")
+    return results, pending, keys, missing
+
+
+def fill(
+    results: list[Buffer | KafkaError],
+    pending: list[tuple[int, CacheKey, Any]],
+    first: int,
+    found: Mapping[CacheKey, Buffer | KafkaError],
+) -> int:
+    """Fill in results of the job of `pending[first]`, which has found these.
+
+    Returns the index of the next job's first one. If a result is missing, `results` ends before it,
+    and the index is the end of `pending`.
+    """
+    job = pending[first][2]
+    for number in range(first, len(pending)):
+        index, key, of = pending[number]
+        if of is not job:
+            return number
+        converted = found.get(key)
+        if converted is None:
+            del results[index:]
+            return len(pending)
+        results[index] = converted
+    return len(pending)
+
+
+def remove_job(jobs: dict[CacheKey, J], keys: list[CacheKey], job: J) -> None:
+    """Remove a job that has ended. Another one may have replaced it."""
+    for key in keys:
+        if jobs.get(key) is job:
+            del jobs[key]
+
+
+def keep(
+    cache: OrderedDict[CacheKey, bytes],
+    results: Mapping[CacheKey, bytes | KafkaError],
+    cached_bytes: int,
+    limit: int,
+    overhead: int,
+) -> int:
+    """Add results to a cache of `cached_bytes`, and evict the least recently used ones.
+
+    Each counts as its size and `overhead`. Returns the bytes then in the cache, at most `limit`.
+    """
+    for key, converted in results.items():
+        if isinstance(converted, KafkaError):
+            continue
+        size = len(converted) + overhead
+        if size <= limit:
+            cache[key] = converted
+            cached_bytes += size
+    while cached_bytes > limit:
+        _, oldest = cache.popitem(last=False)
+        cached_bytes -= len(oldest) + overhead
+    return cached_bytes
+
+
+def select_whole(
+    entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError], first: int, limit: int
+) -> tuple[int, list[Buffer], int, tuple[int, int, int]]:
+    """Select payloads from `first` on that fit into `limit` bytes as a whole, up to an error.
+
+    `payloads` are those of the entries or what they were converted to. Returns the index of the
+    next one, those that are not empty, their bytes, and of the converted ones among them the
+    number, the number of records, and the stored bytes.
+    """
+    selected: list[Buffer] = []
+    batches = records = stored = 0
+    left = limit
+    number = first
+    while number < len(payloads):
+        payload = payloads[number]
+        if isinstance(payload, KafkaError) or len(payload) > left:
+            break
+        if payload:
+            selected.append(payload)
+            left -= len(payload)
+            entry = entries[number]
+            if payload is not entry.payload:
+                batches += 1
+                records += entry.last_offset - entry.base_offset + 1
+                stored += len(entry.payload)
+        number += 1
+    return number, selected, limit - left, (batches, records, stored)
+
+
+def legacy_lz4(entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError]) -> list[int]:
+    """Return where a payload is as it is stored and has the lz4 checksums of format 0."""
+    return [
+        number
+        for number, payload in enumerate(payloads)
+        if payload is entries[number].payload and has_legacy_lz4(payload)
+    ]
+
+
+#: The module whose functions are used: the compiled one, or this one.
+loops: Any = sys.modules[__name__]
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import gateway.fetch._entry_loops as _entry_loops
+    except ImportError:
+        pass
+    else:
+        if _entry_loops.INTERFACE == _INTERFACE:
+            loops = _entry_loops

@@ -1,0 +1,204 @@
+"""The loops over the entries of a Fetch: compiled, with the results of the reference."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fetch import entry_loops
+from gateway.protocol.errors import ErrorCode, KafkaError
+from records.layout import EMPTY, READABLE
+from storage.log import Entry
+
+TOPIC_ID = b"t" * 16
+
+
+def compiled():
+    try:
+        return importlib.import_module("gateway.fetch._entry_loops")
+    except ImportError as error:
+        pytest.skip(f"not compiled (pip install -e .): {error}")
+
+
+BOTH = (lambda: entry_loops, compiled)
+
+
+@dataclass(eq=False)
+class _Job:
+    is_cancelled: bool = False
+    keys: list[bytes] = field(default_factory=list)
+
+
+def entries_of(sizes):
+    return [
+        Entry(10 * number, 10 * number + number % 10, 0, bytes([number]) * size)
+        for number, size in enumerate(sizes)
+    ]
+
+
+def refused():
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+KINDS = st.sampled_from(["readable", "empty", "cached", "running", "cancelled", "missing"])
+
+
+@given(kinds=st.lists(KINDS, max_size=12), has_job=st.booleans(), magic=st.integers(0, 3))
+def test_compiled_look_up_finds_what_the_reference_finds(kinds, has_job, magic):
+    found = []
+    for implementation in (load() for load in BOTH):
+        entries = entries_of([3] * len(kinds))
+        checksums = [
+            {"readable": READABLE, "empty": EMPTY}.get(kind, 0xFFFFFFF0 + number)
+            for number, kind in enumerate(kinds)
+        ]
+        own, running, cancelled = _Job(), _Job(), _Job(is_cancelled=True)
+        names = {id(own): "own", id(running): "running", id(cancelled): "cancelled"}
+        _, _, keys, _ = entry_loops.look_up(
+            entries,
+            [max(checksum, 0) for checksum in checksums],
+            TOPIC_ID,
+            7,
+            magic,
+            OrderedDict(),
+            {},
+            own,
+        )
+        of = {
+            kind: [key for key, has in zip(keys, kinds, strict=True) if has == kind]
+            for kind in kinds
+        }
+        cache = OrderedDict((key, b"converted") for key in reversed(of.get("cached", [])))
+        jobs = dict.fromkeys(of.get("running", []), running)
+        jobs |= dict.fromkeys(of.get("cancelled", []), cancelled)
+        results, pending, missing_keys, missing = implementation.look_up(
+            entries, checksums, TOPIC_ID, 7, magic, cache, jobs, own if has_job else None
+        )
+        found.append(
+            (
+                results,
+                [(index, key, names[id(job)]) for index, key, job in pending],
+                missing_keys,
+                missing,
+                list(cache),
+                {key: names[id(job)] for key, job in jobs.items()},
+            )
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_key_has_all_that_identifies_an_entry_and_its_format(load):
+    loops, keys = load(), set()
+    for topic_id, partition, offset, size, checksum, magic in (
+        (b"u" * 16, 1, 2, 3, 4, 1),
+        (TOPIC_ID, 1, 2, 3, 4, 1),
+        (TOPIC_ID, 5, 2, 3, 4, 1),
+        (TOPIC_ID, 1, 1 << 62, 3, 4, 1),
+        (TOPIC_ID, 1, 2, 8, 4, 1),
+        (TOPIC_ID, 1, 2, 3, 0xFFFFFFFF, 1),
+        (TOPIC_ID, 1, 2, 3, 4, 0),
+    ):
+        entry = Entry(offset, offset, 0, bytes(size))
+        _, _, (key,), _ = loops.look_up(
+            [entry], [checksum], topic_id, partition, magic, OrderedDict(), {}, _Job()
+        )
+        keys.add(key)
+    assert len(keys) == 7
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_results_of_each_job_are_filled_in_up_to_a_missing_one(load):
+    loops, one, two = load(), _Job(), _Job()
+    pending = [(0, b"a", one), (2, b"b", one), (3, b"c", two), (4, b"d", two)]
+    results = [b"", b"known", b"", b"", b""]
+    assert loops.fill(results, pending, 0, {b"a": b"1", b"b": b"2"}) == 2
+    assert results == [b"1", b"known", b"2", b"", b""]
+    assert loops.fill(results, pending, 2, {b"c": b"3"}) == 4
+    assert results == [b"1", b"known", b"2", b"3"]
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_ended_job_does_not_remove_the_one_that_replaced_it(load):
+    ended, newer = _Job(), _Job()
+    jobs = {b"a": ended, b"b": newer}
+    load().remove_job(jobs, [b"a", b"b", b"c"], ended)
+    assert jobs == {b"b": newer}
+
+
+@given(
+    known=st.lists(st.integers(0, 9), unique=True, max_size=6),
+    added=st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 40)), max_size=6),
+    limit=st.sampled_from([0, 20, 60, 1000]),
+)
+def test_compiled_cache_keeps_what_the_reference_keeps(known, added, limit):
+    kept = []
+    for loops in (load() for load in BOTH):
+        cache = OrderedDict((bytes([key]), b"0123") for key in known)
+        results = {
+            bytes([key]): refused() if size < 0 else bytes(size)
+            for key, size in added
+            if key not in known
+        }
+        cached_bytes = loops.keep(cache, results, len(cache) * 9, limit, 5)
+        assert cached_bytes == sum(len(one) + 5 for one in cache.values()) <= limit
+        kept.append(list(cache.items()))
+    assert kept[0] == kept[1]
+
+
+@given(
+    payloads=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["stored", "converted", "error"])), max_size=9
+    ),
+    first=st.integers(0, 9),
+    limit=st.integers(0, 50),
+)
+def test_compiled_selection_is_that_of_the_reference(payloads, first, limit):
+    entries = entries_of([size for size, _ in payloads])
+    given_ = [
+        {"stored": entry.payload, "converted": bytearray(size + 1), "error": refused()}[kind]
+        for entry, (size, kind) in zip(entries, payloads, strict=True)
+    ]
+    expected = entry_loops.select_whole(entries, given_, first, limit)
+    assert compiled().select_whole(entries, given_, first, limit) == expected
+    end, selected, size, _ = expected
+    assert size == sum(map(len, selected)) <= limit
+    if first <= end < len(given_):
+        assert isinstance(given_[end], KafkaError) or size + len(given_[end]) > limit
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_selection_counts_converted_batches_that_are_not_empty(load):
+    entries = entries_of([4, 5, 6, 7])
+    payloads = [b"new", entries[1].payload, b"", bytearray(9)]
+    assert load().select_whole(entries, payloads, 0, 17) == (
+        4,
+        [b"new", entries[1].payload, bytearray(9)],
+        17,
+        (2, 1 + 4, 4 + 7),
+    )
+
+
+@given(
+    stored=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 17, 18, 40]), st.integers(0, 2), st.integers(0, 7), st.booleans()
+        ),
+        max_size=6,
+    )
+)
+def test_compiled_search_for_legacy_lz4_finds_what_the_reference_finds(stored):
+    entries, payloads = [], []
+    for size, magic, codec, is_converted in stored:
+        whole = bytearray(40)
+        whole[16:18] = bytes((magic, codec))
+        payload = bytes(whole[:size])
+        entries.append(Entry(0, 0, 0, payload))
+        payloads.append(bytearray(payload) if is_converted else payload)
+    expected = entry_loops.legacy_lz4(entries, payloads)
+    assert compiled().legacy_lz4(entries, payloads) == expected
