@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -18,6 +19,9 @@ from storage.shards import name_shard, partition_shard
 #: Bytes that the store may queue beyond the in-flight limit: overhead, and one frame accepted above
 #: the limit.
 _QUEUE_SLACK = 128 << 20
+
+#: How long records that are acknowledged before they are on disk may wait for it (`log_flush`).
+UNSYNCED_SECONDS = 1.0
 
 #: Topic id and index: the key of a row of a partition.
 _PARTITION_KEY = Struct(">16sI")
@@ -39,8 +43,9 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         map_bytes=settings.lmdb_initial_map_bytes,
         tail_bytes=settings.lmdb_resident_bytes,
         queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
-        sync_appends=settings.log_flush == "fsync",
     )
+    if settings.log_flush == "os":
+        limits = replace(limits, sync_appends=False, index_seconds=UNSYNCED_SECONDS)
     return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
 
 

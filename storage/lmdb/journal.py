@@ -1,6 +1,7 @@
 """The journal: payloads of all logs in segment files, in the order in which they were stored.
 
-The thread that has the turn (`write_queue.py`) writes; any thread reads. Two rules keep a write
+The thread that has the turn (`write_queue.py`) writes; the writer thread also writes zeros without
+it (`fill_ahead`). Any thread reads. Two rules keep a write
 that failed out of the journal:
 
 - A burst is written to one segment, behind the end. After a failed write, and after a restart, the
@@ -12,7 +13,7 @@ that failed out of the journal:
 
 A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest
 if it changes neither the size of the file nor its extents. The writer thread does that while the
-flusher writes (`fill_ahead`), or together with a write.
+flusher writes, or together with a write.
 """
 
 from __future__ import annotations
@@ -378,15 +379,18 @@ class Journal:
         """Fill the segment of the end with zeros, durably, if there are few ahead of the end.
 
         Only the writer thread calls this; it needs no turn, because the flusher writes only to what
-        was filled before. Blocks. Raises OSError.
+        was filled before. Blocks. Raises OSError, also if the disk is too full.
         """
         file = self._file
         if file is None:
             return
         start, missing = file.size, self._missing_zeros(file)
-        room = self._files.room(self.directory, start) - self._reserve(has_appends=True)
-        if not 0 < missing <= room:
+        if not missing:
             return
+        reserve = self._reserve(has_appends=True)
+        room = self._files.room(self.directory, start) - missing
+        if room < reserve:
+            raise _disk_full(room, reserve)
         # A flush reports an error once per open file: the flusher's must not miss one.
         filled = SegmentFile(self._files, self._path(self.end.segment))
         filled.write([memoryview(ZEROS)[:missing]], start, start + missing)
@@ -396,7 +400,7 @@ class Journal:
     def begin_write(self, flusher: Flusher, buffers: list[Buffer]) -> None:
         """Begin to write frames of appends to the place for the flusher. Does not block.
 
-        The only method that may be called before `end_write` has ended it is `read`.
+        Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
         """
         self._least_room = self._reserve(has_appends=True)
         self._current().begin_store(flusher, buffers, self.end.at, self._folder, self._least_room)
@@ -618,7 +622,10 @@ class Journal:
         self._is_left = False
 
     def _missing_zeros(self, file: SegmentFile) -> int:
-        """How many bytes of zeros to write behind the segment of the end."""
+        """How many bytes of zeros to write at the end of the file.
+
+        Up to the end of a page: if zeros cannot be flushed, no page of frames is affected.
+        """
         step = min(max(file.size, FIRST_STEP), LARGEST_STEP)
         if (
             file.size - self.end.at >= step
@@ -627,12 +634,14 @@ class Journal:
             or self._is_left
         ):
             return 0
-        return max(min(step, self.segment_bytes - file.size), 0)
+        end = file.size + step
+        return max(min(end - end % PAGE, self.segment_bytes) - file.size, 0)
 
     def _put(self, staging: Staging, room: int) -> None:
         file, buffers, end = self._current(), staging.buffers, staging.at
         if end > file.size and end - staging.start <= LARGEST_FILLED_WRITE:
             step = min(max(file.size, FIRST_STEP), LARGEST_STEP, self.segment_bytes - end)
+            step -= (end + step) % PAGE
             if 0 < step <= room:
                 buffers = [*buffers, memoryview(ZEROS)[:step]]
                 end += step

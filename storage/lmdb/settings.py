@@ -44,11 +44,12 @@ class LmdbSettings:
     index_seconds: float = 5.0
     """How long rows wait if there are fewer. A restart after a crash reads what waited.
 
-    Appends wait for the commit, which takes some 10 ms.
+    Appends wait for the commit, which takes some 10 ms. Without `sync_appends` it also flushes what
+    was appended before it.
     """
 
-    unsynced_seconds: float = 1.0
-    """The same without `sync_appends`: the commit also flushes what was appended before it."""
+    index_segments: int = 4
+    """Segments that are begun while rows wait: a restart reads 256 MiB in about a second."""
 
     index_limit: int = 200_000
     """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""

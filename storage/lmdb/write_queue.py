@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 from storage.bridge import DelayedCall, Reactor, ReactorCallQueue, WatchingReactor
 from storage.files import MOST_BUFFERS, Flusher
 from storage.lmdb import frames
-from storage.lmdb.journal import LARGEST_STEP, Journal, JournalFailed
+from storage.lmdb.journal import LARGEST_FILLED_WRITE, LARGEST_STEP, Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, WriterState
 from storage.log import StorageFailed
@@ -128,7 +128,7 @@ class WriteQueue:
 
 
 class Turn:
-    """Which thread uses the journal and the writer's state: one at a time.
+    """Which thread uses the journal, except `fill_ahead`, and the writer's state: one at a time.
 
     The writer thread uses it in a `with` statement and waits for it. The reactor thread takes it
     for a burst of the flusher, and only if the writer thread does not wait for it.
@@ -243,8 +243,12 @@ class FlusherBursts:
         if staged is None or len(staged[1]) > MOST_BUFFERS:
             return False
         self._at, buffers, self._rows, self._logs, outcomes = staged
-        *_, limit = place
-        if limit - self._at < LARGEST_STEP and journal.lacks_zeros:
+        _, begun, _, limit = place
+        if (
+            limit - self._at < LARGEST_STEP
+            and self._at - begun <= LARGEST_FILLED_WRITE
+            and journal.lacks_zeros
+        ):
             self._fill_ahead()
         journal.begin_write(self._flusher, buffers)
         self._outcomes = outcomes

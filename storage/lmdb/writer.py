@@ -6,7 +6,7 @@ delivered to the reactor once per burst. Between bursts the thread frees space, 
 a time; this must also succeed on a disk that is too full for appends.
 
 In the common case the flusher writes a burst of appends (`write_queue.py`). This thread does all
-the rest, failures included, while it has the turn.
+the rest, failures included, while it has the turn; filling the journal ahead needs none.
 """
 
 from __future__ import annotations
@@ -106,9 +106,6 @@ class LmdbWriter:
         """The segment of the last failure to delete a file."""
         self._has_freed = False
         self._pending_since = 0.0
-        self._index_seconds = settings.index_seconds
-        if not settings.sync_appends:
-            self._index_seconds = min(self._index_seconds, settings.unsynced_seconds)
         self._is_asked_to_fill = False
         self._fill_at = 0.0
         self._cleaned = 0, 0
@@ -194,7 +191,10 @@ class LmdbWriter:
         return True
 
     def _fill_ahead(self) -> None:
-        """Fill the journal ahead. Appends need no zeros, and report errors of the disk."""
+        """Fill the journal ahead.
+
+        Errors are not logged: appends succeed without zeros, and report an error of the disk.
+        """
         try:
             self._journal.fill_ahead()
         except Exception as error:
@@ -373,10 +373,17 @@ class LmdbWriter:
         now = monotonic()
         if has_work:
             return max(self._retry_at - now, 0.0)
-        due = now
-        if self._state.pending.count < self._settings.index_entries:
-            due = self._pending_since + self._index_seconds
-        return max(due - now, self._retry_at - now, 0.0)
+        return max(self._rows_due_at() - now, self._retry_at - now, 0.0)
+
+    def _rows_due_at(self) -> float:
+        """When the rows that are pending are to be committed."""
+        pending, settings = self._state.pending, self._settings
+        if (
+            pending.count >= settings.index_entries
+            or self._journal.end.segment - pending.since.segment >= settings.index_segments
+        ):
+            return 0.0
+        return self._pending_since + settings.index_seconds
 
     def _tidy(self) -> None:
         """Do one of: delete a file, commit rows that are due, free entries, clean a segment.
@@ -387,13 +394,9 @@ class LmdbWriter:
         now = monotonic()
         if now < self._retry_at:
             return
-        pending = self._state.pending.count
         if self._state.unused and self._attempt(DELETING, self._delete_file):
             return
-        if pending and (
-            pending >= self._settings.index_entries
-            or now - self._pending_since >= self._index_seconds
-        ):
+        if self._state.pending.count and now >= self._rows_due_at():
             self._commit_pending()
         elif self._state.sparse and (
             not self._state.freeing or (self._has_freed and now >= self._clean_at)

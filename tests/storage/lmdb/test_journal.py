@@ -50,7 +50,7 @@ async def test_unsynced_appends_are_synced_before_their_rows_are_committed(
     open_store: Opener,
 ) -> None:
     disk = SimulatedDisk()
-    store = open_store(files=disk, sync_appends=False, index_seconds=NEVER, unsynced_seconds=0.01)
+    store = open_store(files=disk, sync_appends=False, index_seconds=0.01)
     log = await opened_log(store)
     await log.append([sized(0, 100)])
     (file,) = disk.files.values()
@@ -65,7 +65,7 @@ async def test_file_is_filled_ahead_of_small_writes_only(open_store: Opener) -> 
     await log.append([sized(0, 1000)])
     (file,) = disk.files.values()
     size = len(file.data)
-    assert size > FIRST_STEP
+    assert size >= FIRST_STEP
     for base in range(1, 10):
         await log.append([sized(base, 1000)])
     assert len(file.data) == size
@@ -167,11 +167,39 @@ async def test_file_is_not_filled_ahead_if_the_disk_is_nearly_full(open_store: O
     size = len(file.data)
     # The file would grow by as much as it has.
     disk.limit = 2 * size + 4999
-    opened.fill_ahead()
+    with pytest.raises(OSError, match="the disk is full"):
+        opened.fill_ahead()
     assert len(file.data) == size
     disk.limit += 1
     opened.fill_ahead()
     assert len(file.data) == 2 * size
+
+
+@pytest.mark.parametrize("operation", ["write", "written", "sync"])
+@ensureDeferred
+async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
+    open_store: Opener, operation: str
+) -> None:
+    """They would replace what it wrote."""
+    disk = SimulatedDisk()
+    opened = await opened_journal(open_store, disk, reserve_bytes=0)
+    opened.begin_write(flusher := StagedFlusher(disk), [b"x" * 10_000])
+    opened.end_write(flusher, opened.end.at + 10_000)
+    before = opened.place_for_flusher()
+    during = []
+
+    def fail(name: str) -> None:
+        during.append(opened.place_for_flusher())
+        if name == operation:
+            raise io_error()
+
+    disk.before = fail
+    with pytest.raises(OSError, match="Input/output error"):
+        opened.fill_ahead()
+    disk.before = lambda name: None
+    assert [*during, opened.place_for_flusher()] == [before] * (len(during) + 1)
+    opened.fill_ahead()
+    assert opened.place_for_flusher() != before
 
 
 @pytest.mark.parametrize("can_erase", [True, False])

@@ -247,6 +247,12 @@ class OpenedStore:
         return self.store._state.pending.count
 
     @property
+    def is_filling(self) -> bool:
+        """Whether the writer thread fills the journal ahead."""
+        assert self.store._writer
+        return self.store._writer._is_asked_to_fill
+
+    @property
     def file_size(self) -> int:
         journal = self.store._journal
         assert journal
@@ -362,8 +368,9 @@ async def test_file_is_filled_ahead_while_the_flusher_writes(open_store: Opener)
     for base in range(1, 20):
         size = one.file_size
         waiting = await one.append_by_flusher(40_000)
-        # More than twice the bytes that the next burst has.
-        await until(lambda: one.file_size >= base * 40_000 + FIRST_STEP)  # noqa: B023 - awaited
+        await until(lambda: not one.is_filling)
+        # More than the bytes that the next burst has.
+        assert one.file_size >= base * 40_000 + FIRST_STEP
         assert one.file_size <= max(2 * size, size + LARGEST_STEP)
         assert one.turn._lock.locked()
         one.flusher.make_call()
@@ -386,8 +393,7 @@ async def test_appends_continue_if_the_file_cannot_be_filled_ahead(
     for base in range(1, 4):
         waiting = await one.append_by_flusher(10_000)
         await until(lambda: one.files.failed)
-        assert one.store._writer
-        await until(lambda: not one.store._writer._is_asked_to_fill)  # type: ignore[union-attr]
+        await until(lambda: not one.is_filling)
         one.flusher.make_call()
         await waiting
         assert one.log.end_offset == base + 1

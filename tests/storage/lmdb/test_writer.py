@@ -240,6 +240,19 @@ async def test_close_does_not_wait_for_a_lost_medium(
 
 
 @ensureDeferred
+async def test_rows_are_committed_when_enough_segments_have_begun(open_store: Opener) -> None:
+    """Otherwise a restart after a crash would read many gigabytes of large entries."""
+    store = open_store(segment_bytes=30_000, index_seconds=1e6, index_segments=3, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    for base in range(3):
+        await log.append((sized(base, 20_000),))
+    await until(lambda: store._state.pending.since.segment == 3)
+    assert not store._state.pending.count
+
+
+@ensureDeferred
 async def test_lasting_failure_to_commit_rows_is_logged_once(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
