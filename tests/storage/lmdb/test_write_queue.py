@@ -267,9 +267,10 @@ class OpenedStore:
         await until(lambda: self.turn._is_awaited)
 
     async def append_by_flusher(self, size: int) -> Awaitable[None]:
-        """Append an entry, and wait until the flusher has it."""
+        """Append an entry, and wait until the flusher has it and the writer thread does nothing."""
         waiting = self.log.append((sized(self.log.next_offset, size),))
         await until(lambda: self.flusher.call)
+        await until(lambda: not self.is_filling)
         return waiting
 
 
@@ -368,7 +369,6 @@ async def test_file_is_filled_ahead_while_the_flusher_writes(open_store: Opener)
     for base in range(1, 20):
         size = one.file_size
         waiting = await one.append_by_flusher(40_000)
-        await until(lambda: not one.is_filling)
         # More than the bytes that the next burst has.
         assert one.file_size >= base * 40_000 + FIRST_STEP
         assert one.file_size <= max(2 * size, size + LARGEST_STEP)
@@ -393,7 +393,6 @@ async def test_appends_continue_if_the_file_cannot_be_filled_ahead(
     for base in range(1, 4):
         waiting = await one.append_by_flusher(10_000)
         await until(lambda: one.files.failed)
-        await until(lambda: not one.is_filling)
         one.flusher.make_call()
         await waiting
         assert one.log.end_offset == base + 1
