@@ -379,12 +379,10 @@ def free_ports(count: int) -> list[int]:
 
     A client that keeps reconnecting to a stopped server could otherwise be given the server's own
     port as its local port, and keep it. Each test worker has separate ports: another one could take
-    those of a server that is started again. TESTS_FIRST_WORKER is the number of the first worker of
-    a test run beside another one.
+    those of a server that is started again.
     """
     chance = random.SystemRandom()
-    worker = int(os.environ.get("TESTS_FIRST_WORKER", "0"))
-    worker += int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports_of_worker = SERVERS_PORTS[worker % MAX_WORKERS :: MAX_WORKERS]
     with ExitStack() as held:
         ports: list[int] = []
