@@ -205,10 +205,14 @@ cdef int read_position(void* id, int64_t* ledger, int64_t* entry) noexcept nogil
 
 
 cdef void on_response(int result, void* id, void* context) noexcept nogil:
-    """The library's callback for a sent message. Without its position it is as if not stored."""
+    """The library's callback for a sent message.
+
+    An acknowledgement whose position cannot be read counts as a failure.
+    """
     cdef response* one = <response*>context
+    cdef bint has_position = id != NULL and read_position(id, &one.ledger, &one.entry)
     one.result = result
-    if id != NULL and not read_position(id, &one.ledger, &one.entry):
+    if result == RESULT_OK and not has_position:
         one.result = RESULT_UNKNOWN_ERROR
     add_response(one)
 
@@ -418,7 +422,7 @@ cdef class Client:
 
     def take_responses(self):
         """The responses since the last call, in order: {producer: [(context, result, ledger id,
-        entry id)]}. Without an error the result is 0. For one thread, which also sends.
+        entry id)]}. Without an error the result is 0. For one thread.
         """
         cdef dict taken = {}
         cdef list of_producer = None

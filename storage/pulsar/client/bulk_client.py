@@ -90,9 +90,9 @@ class BulkClient:
     def producer(
         self, topic: str, send_timeout_ms: int, pending_messages: int
     ) -> PartitionProducer:
-        """The exclusive producer of `topic`, which fences others. `ResponseDispatcher` must run.
+        """The exclusive producer of `topic`, which fences others.
 
-        Blocks. Raises the library's errors.
+        Without a `ResponseDispatcher` no response arrives. Blocks. Raises the library's errors.
         """
         made: PartitionProducer = self._client.create_producer(
             topic.encode(), send_timeout_ms, pending_messages

@@ -76,7 +76,8 @@ class LogEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_POSITION = Position(-1, -1)
-"""Of a message that is not stored. Pulsar's deduplication gives it to one that was stored before.
+"""Position of a message that is not stored. Pulsar also returns it for a duplicate that its
+deduplication dropped.
 """
 
 

@@ -30,7 +30,8 @@ def result_name(result: int) -> str:
 def error_of(result: int) -> Exception:
     """The exception that the library's binding raises for `result`."""
     name = result_name(result)
-    error: Exception = getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
+    text = f"Pulsar error: {name} ({result})"
+    error: Exception = getattr(pulsar, name, pulsar.PulsarException)(text)
     return error
 
 
@@ -42,8 +43,8 @@ class PartitionProducer(Protocol):
     def send(self, context: object, payload: bytes, properties: dict[str, str]) -> None:
         """Send a message after all earlier ones. For the reactor's thread.
 
-        There is one response, with `context`. If it raises one of the library's errors, there may
-        be none.
+        There is one response, with `context`. There may be none if it raises one of the library's
+        errors, or if another thread closes the producer meanwhile.
         """
         ...
 

@@ -351,9 +351,12 @@ class PulsarClient:
                 self.settings.close_timeout_seconds,
             )
             await self._closed_in_time(client.shutdown)
-        if bulk_closed is not None:
+        if bulk_closed is not None and not await bulk_closed:
             # The C API cannot shut down a client that does not close. Its thread keeps it.
-            await bulk_closed
+            log.warning(
+                "Pulsar's client of the C API did not close within %s s",
+                self.settings.close_timeout_seconds,
+            )
         if responses is not None:
             responses.close()
         # The threads end when their calls do, soon after the client is closed; no need to wait.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +14,8 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
+from storage.bridge import ReactorCallQueue
+from storage.log import LogClosed
 from storage.pulsar.client import bulk_client
 from storage.pulsar.client.partition_producers import (
     OK,
@@ -140,20 +143,49 @@ async def test_responses_have_positions_of_stored_messages_in_order(
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_responses_that_came_before_a_wake_up_are_one_burst(open_client, target, writer):
+async def test_responses_that_came_before_a_wake_up_are_one_burst(open_client, target, between):
     sender = await Sender.open(await open_client(), target.topic)
-    sender.send(0, 200)
-    # In the reactor's thread: all messages have a response when it returns.
-    sender.producer.close()
-    assert sender.bursts == []
-    await until(lambda: sender.bursts)
+    with between.dropping(SEND):
+        sender.send(0, 200)
+        # In the reactor's thread: all messages have a response when it returns.
+        sender.producer.close()
+        assert sender.bursts == []
+        await until(lambda: sender.bursts)
     assert [len(burst) for burst in sender.bursts] == [200]
-    acknowledged = sum(result == OK for _, result, *_ in sender.bursts[0])
-    assert await sender.answered(200) == [
-        *results(0, acknowledged),
-        *results(acknowledged, 200, "AlreadyClosed"),
-    ]
-    assert numbers(writer, target.topic)[:acknowledged] == list(range(acknowledged))
+    assert await sender.answered(200) == results(0, 200, "AlreadyClosed")
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_responses_do_not_keep_their_producer(open_client, target):
+    sender = await Sender.open(await open_client(), target.topic)
+    references = []
+    for _ in range(3):
+        sender.send(0, 5)
+        assert await sender.answered(5) == results(0, 5)
+        references.append(sys.getrefcount(sender.producer))
+    assert references[1] == references[2]
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_deduplication_drops_no_message_after_a_lost_connection(
+    open_client, pulsar, between, writer
+):
+    """Without a first sequence id, the library numbers messages from 0 again if it reconnects before
+    the first acknowledgement.
+    """
+    namespace = f"{between.settings.tenant}/{between.settings.namespace}"
+    pulsar.admin("POST", f"namespaces/{namespace}/deduplication", True)
+    target = PartitionTopic(pulsar, between.settings, writer)
+    sender = await Sender.open(await open_client(), target.topic)
+    with between.cut():
+        sender.send(0, 5)
+        between.broker.disconnect()
+    assert await sender.answered(5) == results(0, 5)
+    sender.send(5, 10)
+    assert await sender.answered(5) == results(5, 10)
+    assert numbers(writer, target.topic) == list(range(10))
 
 
 @pytest.mark.peer
@@ -186,9 +218,13 @@ async def test_failing_handler_does_not_affect_other_producers(
         raise RuntimeError("a bug")
 
     first.producer.on_responses = fail
-    for sender in (first, second, first, second):
-        sender.send(0, 1)
-    assert await second.answered(2) == [(0, "Ok")] * 2
+    with between.dropping(SEND):
+        for sender in (first, second, first, second):
+            sender.send(0, 1)
+        # In the reactor's thread: their responses are taken together.
+        for sender in (first, second):
+            sender.producer.close()
+        assert await second.answered(2) == [(0, "AlreadyClosed")] * 2
     await until(lambda: "RuntimeError: a bug" in caplog.text)
 
 
@@ -212,7 +248,7 @@ async def test_next_exclusive_producer_fences_the_one_before(open_client, target
 async def test_messages_in_flight_are_failed_when_their_producer_is_fenced(
     open_client, target, writer, between
 ):
-    first = await Sender.open(await open_client(), target.topic)
+    first = await Sender.open(await open_client(send_timeout_seconds=600), target.topic)
     with between.cut():
         first.send(0, 3)
         # Not through the relay. The broker then refuses to let the first one reconnect.
@@ -292,13 +328,33 @@ async def test_closing_the_client_answers_messages_in_flight(open_client, target
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_producer_that_cannot_be_created_raises_a_storage_error(
-    open_client, target, writer, pulsar
-):
+async def test_producer_of_a_terminated_topic_is_refused(open_client, target, writer, pulsar):
     client = await open_client()
     pulsar.admin("POST", f"{target.topic.replace('://', '/')}/terminate")
-    with pytest.raises(Exception, match="terminated"):
+    with pytest.raises(LogClosed, match="terminated"):
         await client.run(lambda: client.partition_producer(target.topic))
+
+
+def test_last_responses_are_dispatched_when_the_dispatcher_is_closed():
+    taken = []
+
+    class Producer:
+        on_responses = taken.append
+
+    class Client:
+        def fileno(self) -> int:
+            return descriptor
+
+        def take_responses(self) -> dict[Any, list[Any]]:
+            return {Producer: ["last"]}
+
+    descriptor, other = os.pipe()
+    try:
+        bulk_client.ResponseDispatcher(Client(), reactor, ReactorCallQueue(reactor)).close()
+        assert taken == [["last"]]
+    finally:
+        os.close(descriptor)
+        os.close(other)
 
 
 def test_module_with_another_interface_is_not_used(compiled, monkeypatch):
