@@ -172,7 +172,7 @@ async def test_responses_do_not_keep_their_producer(open_client, target):
 async def test_deduplication_drops_no_message_after_a_lost_connection(
     open_client, pulsar, between, writer
 ):
-    """Without a first sequence id, the library numbers messages from 0 again if it reconnects before
+    """Without a first sequence id the library numbers messages from 0 again if it reconnects before
     the first acknowledgement.
     """
     namespace = f"{between.settings.tenant}/{between.settings.namespace}"
