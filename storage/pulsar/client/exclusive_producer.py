@@ -29,8 +29,10 @@ from storage.pulsar.log.offset_index import Position
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT_OVERHEAD = 600
-"""Estimated memory of a message in flight in bytes besides its payload, here and in the library."""
+IN_FLIGHT_OVERHEAD = 2500
+"""Memory of a message in flight in bytes besides its payload, here and in the library, as measured
+with messages of 20 bytes.
+"""
 
 
 class InFlightLimit:
