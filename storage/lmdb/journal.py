@@ -1,8 +1,7 @@
 """The journal: payloads of all logs in segment files, in the order in which they were stored.
 
 The thread that has the turn (`write_queue.py`) writes; the writer thread also writes zeros without
-it (`fill_ahead`). Any thread reads. Two rules keep a write
-that failed out of the journal:
+it (`fill_ahead`). Any thread reads. Two rules keep a write that failed out of the journal:
 
 - A burst is written to one segment, behind the end. After a failed write, and after a restart, the
   segment is cut at the end, durably, before anything else is written. If the medium refuses that,
@@ -14,6 +13,8 @@ that failed out of the journal:
 A segment file is filled with zeros a little ahead of what is written, because a flush is cheapest
 if it changes neither the size of the file nor its extents. The writer thread does that while the
 flusher writes, or together with a write.
+
+The module is long because writing, cutting and filling depend on the same end and size.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class LmdbSettings:
     """
 
     index_segments: int = 4
-    """Segments that are begun while rows wait: a restart reads 256 MiB in about a second."""
+    """Segments that may begin while rows wait: four of them hold 256 MiB, which a restart reads."""
 
     index_limit: int = 200_000
     """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""
