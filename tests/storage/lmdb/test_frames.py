@@ -266,7 +266,7 @@ def test_compiled_function_encodes_a_burst_the_same(
     unchanged = deepcopy(known)
 
     def stage(limit: int) -> Any:
-        return compiled.stage_appends(burst, Append, known, DurableLog, MARK, 8, 100, 90, limit)
+        return compiled.stage_appends(burst, known, MARK, 8, 100, 90, limit)
 
     end, _, logs, (_, *buffers), (_, *rows) = found
     staged = stage(end)
@@ -276,7 +276,8 @@ def test_compiled_function_encodes_a_burst_the_same(
         expected: dict[int, list[bytes]] = {}
         for log_id, keys in rows:
             expected.setdefault(log_id, []).extend(keys)
-        assert staged == (end, buffers, expected, logs, [(one, None, None) for one in burst])
+        assert (staged.at, staged.buffers) == (end, buffers)
+        assert (staged.rows, staged.logs) == (expected, logs)
         assert stage(end - 1) is None
         burst.append(Task(lambda _: None))
         assert stage(end) is None

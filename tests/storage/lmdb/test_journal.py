@@ -185,11 +185,11 @@ async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
     opened = await opened_journal(open_store, disk, reserve_bytes=0)
     opened.begin_write(flusher := StagedFlusher(disk), [b"x" * 10_000])
     opened.end_write(flusher, opened.end.at + 10_000)
-    before = opened.place_for_flusher()
+    before = opened.flusher_limit()
     during = []
 
     def fail(name: str) -> None:
-        during.append(opened.place_for_flusher())
+        during.append(opened.flusher_limit())
         if name == operation:
             raise io_error()
 
@@ -197,9 +197,9 @@ async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
     with pytest.raises(OSError, match="Input/output error"):
         opened.fill_ahead()
     disk.before = lambda name: None
-    assert [*during, opened.place_for_flusher()] == [before] * (len(during) + 1)
+    assert [*during, opened.flusher_limit()] == [before] * (len(during) + 1)
     opened.fill_ahead()
-    assert opened.place_for_flusher() != before
+    assert opened.flusher_limit() != before
 
 
 @pytest.mark.parametrize("can_erase", [True, False])
