@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
 from twisted.internet.task import Clock
 
 from gateway.coroutines import when_ended
@@ -20,6 +22,8 @@ from storage.lmdb.log import LmdbLog
 from storage.lmdb.write_burst import DurableLog
 from storage.lmdb.write_queue import WriteQueue
 from storage.log import Entry, LogClosed, StorageFailed
+from tests.storage.entries import everything, sized, topic
+from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 
 SETTINGS = LmdbSettings(queue_bytes=300, queue_operations=6, tail_bytes=2000)
 
@@ -124,3 +128,54 @@ def test_compiled_appends_have_the_same_effects(seed: int) -> None:
     if compiled is None:
         pytest.skip("not compiled")
     assert states(seed, is_compiled=True) == states(seed, is_compiled=False)
+
+
+async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> list[object]:
+    """What single appends to two logs return, and what the logs have, while some writes fail.
+
+    The flusher writes if `is_compiled`, otherwise the writer thread, with the Python code.
+    """
+    random = Random(seed)
+    disk = SimulatedDisk()
+    disk.has_flusher = is_compiled
+    settings = LmdbSettings(held_bytes=0, index_seconds=3600, tail_bytes=0, segment_bytes=200_000)
+    store = LmdbStore(
+        folder / str(is_compiled), reactor=cast(Any, reactor), settings=settings, files=disk
+    )
+    await store.open()
+    await store.create_topic(topic(partitions=2))
+    logs = [await store.log("orders", number) for number in range(2)]
+    found: list[object] = []
+    for _ in range(40):
+        log, size = random.choice(logs), random.randrange(4000)
+        failing = random.choice(["write", "sync"] + [""] * 8)
+
+        def fail(operation: str, failing: str = failing) -> None:
+            if operation == failing:
+                raise io_error()
+
+        disk.before = fail
+        entries = (sized(log.next_offset, size),)
+        try:
+            await (log.append(entries) if is_compiled else python_append(log, entries))
+        except StorageFailed as error:
+            # Not which segment: that depends on the zeros ahead.
+            found.append("Input/output error" in str(error))
+        disk.before = lambda operation: None
+        found.append([(one.next_offset, one.end_offset, one.size) for one in logs])
+    found.append([[bytes(entry.payload) for entry in await everything(one)] for one in logs])
+    await store.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@ensureDeferred
+async def test_compiled_bursts_fail_and_succeed_like_those_of_the_writer_thread(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled is None:
+        pytest.skip("not compiled")
+    with_flusher = await outcomes_on_disk(tmp_path, seed, is_compiled=True)
+    assert True in with_flusher
+    monkeypatch.setattr(store_module, "compiled", None)
+    assert await outcomes_on_disk(tmp_path, seed, is_compiled=False) == with_flusher
