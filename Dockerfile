@@ -14,7 +14,7 @@ RUN python -m venv /opt/kopgate \
         /opt/kopgate/bin/pip install --no-cache-dir '.[gssapi]' \
     && /opt/kopgate/bin/python -I -c \
         "import gssapi, records._kernel, gateway.protocol.wire._plain, gateway.fetch._entry_loops, \
-storage._files, storage.lmdb._appends, storage.lmdb._frames, storage.pulsar.client._library"
+storage._bridge, storage._files, storage.lmdb._frames, storage.pulsar.client._library"
 
 FROM python:3.13-slim
 # The library of python-gssapi.

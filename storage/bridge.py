@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.python.failure import Failure
@@ -290,6 +291,22 @@ def _run_or_log(call: Callable[[], None]) -> None:
         call()
     except Exception:
         log.exception("bug: a callback from a storage thread failed")
+
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when something in it changes."""
+
+if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import storage._bridge as _bridge
+    except ImportError:
+        pass
+    else:
+        if _bridge.INTERFACE == _INTERFACE:
+            # Compiled versions of the three above.
+            Completion = _bridge.Completion
+            ReactorCallQueue = _bridge.ReactorCallQueue
+            after_calls = _bridge.after_calls
 
 
 class Job(Generic[T]):

@@ -24,7 +24,7 @@ ENTRIES_AT_A_TIME = 128
 LAST_OFFSET = attrgetter("last_offset")
 PAYLOAD = attrgetter("payload")
 
-_EVICTED = Entry(-1, -1, -1, b"")
+EVICTED = Entry(-1, -1, -1, b"")
 """Placeholder for an evicted entry until the list is trimmed; frees the payload at once."""
 
 
@@ -48,7 +48,7 @@ class CachedTail:
         if self.cleared:
             self.cleared -= 1
             return
-        self.entries[self.begin] = _EVICTED
+        self.entries[self.begin] = EVICTED
         self.begin += 1
         if self.begin * 2 > len(self.entries):
             del self.entries[: self.begin]

@@ -1,5 +1,8 @@
 # cython: language_level=3
-"""Frames and rows, compiled, with the results of the reference in `frames.py` and `queries.py`."""
+"""Frames and rows, compiled, with the results of the reference in `frames.py` and `queries.py`.
+
+`_appends.pxi` has appends by the flusher.
+"""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,7 +23,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 cdef enum:
     MARK_BYTES = 8
@@ -74,9 +77,12 @@ cdef class Frames:
     """Where the next frame goes, and what was encoded: see `encode_appends`."""
 
     cdef bytes mark
-    cdef uint64_t segment, at
+    cdef uint64_t segment
+    cdef readonly uint64_t at
     cdef uint32_t durable_to
-    cdef list buffers
+    cdef readonly list buffers
+    # Of staged appends: rows by log id, and the changed logs.
+    cdef readonly dict rows, logs
 
     def __init__(
         self, bytes mark, uint64_t segment, uint64_t at, uint32_t durable_to, list buffers
@@ -86,7 +92,7 @@ cdef class Frames:
         self.mark, self.segment, self.at = mark, segment, at
         self.durable_to, self.buffers = durable_to, buffers
 
-    cdef list add(self, uint64_t log_id, entries, int64_t* running, uint64_t* position):
+    cdef list add(self, uint64_t log_id, entries, int64_t* running, int64_t* position):
         """Add the frames of an append; return the rows of its entries."""
         cdef uint8_t fields[PLACE_BYTES + FIELD_BYTES]
         cdef uint8_t* place
@@ -136,7 +142,7 @@ def encode_append(
     uint64_t log_id,
     entries,
     int64_t running,
-    uint64_t position,
+    int64_t position,
 ):
     cdef Frames frames = Frames(mark, segment, at, durable_to, [])
     rows = frames.add(log_id, entries, &running, &position)
@@ -155,8 +161,7 @@ def encode_appends(
     list rows,
 ):
     cdef Frames frames = Frames(mark, segment, at, durable_to, buffers)
-    cdef int64_t running
-    cdef uint64_t position
+    cdef int64_t running, position
     outcomes = []
     for append in appends:
         refusal = None
@@ -178,62 +183,7 @@ def encode_appends(
     return frames.at, outcomes
 
 
-def stage_appends(
-    list operations,
-    kind,
-    dict logs,
-    log_kind,
-    bytes mark,
-    uint64_t segment,
-    uint64_t at,
-    uint32_t durable_to,
-    uint64_t limit,
-):
-    """As `encode_appends`, in the common case: None if it is not, and nothing has changed.
-
-    All operations are of class `kind`, none of them is refused, and the frames are within the
-    position `limit`. Returns the new position, the buffers, for each log its rows, the changed logs
-    and the outcomes. The logs are copies of those in `logs`, which are of class `log_kind`.
-    """
-    cdef uint64_t end = at
-    cdef int64_t running
-    cdef uint64_t position
-    cdef Frames frames
-    cdef dict rows = {}, changed = {}
-    cdef list outcomes = []
-    for append in operations:
-        if type(append) is not kind:
-            return None
-        end += <uint64_t>append.size + FRAME_BYTES * <uint64_t>len(append.entries)
-    if end > limit:
-        return None
-    frames = Frames(mark, segment, at, durable_to, [])
-    for append in operations:
-        log_id, entries = append.log_id, append.entries
-        log = changed.get(log_id)
-        if log is None:
-            known = logs.get(log_id)
-            if known is None:
-                return None
-            log = log_kind.__new__(log_kind)
-            log.log_id, log.start_offset, log.size = log_id, known.start_offset, known.size
-            log.end_offset, log.position = known.end_offset, known.position
-            log.running_timestamp = known.running_timestamp
-            changed[log_id] = log
-        if entries[0].base_offset != log.end_offset:
-            return None
-        running, position = log.running_timestamp, log.position
-        keys = frames.add(log_id, entries, &running, &position)
-        its_rows = rows.get(log_id)
-        if its_rows is None:
-            rows[log_id] = keys
-        else:
-            (<list>its_rows).extend(keys)
-        log.running_timestamp, log.position = running, position
-        log.end_offset = entries[-1].last_offset + 1
-        log.size += append.size
-        outcomes.append((append, None, None))
-    return frames.at, frames.buffers, rows, changed, outcomes
+include "_appends.pxi"
 
 
 cdef struct Slot:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
 
+from storage.bridge import Completion
 from storage.lmdb.layout import SLOT, Row, Slot, slot_of
 from storage.log import Buffer, Entry, StorageError, StorageFailed
 
@@ -377,7 +378,7 @@ def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[En
     return entries
 
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
@@ -389,8 +390,24 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        if _frames.INTERFACE == _INTERFACE:
+        # Both modules for an append are compiled, or none.
+        if _frames.INTERFACE == _INTERFACE and issubclass(_frames.Append, Completion):
             compiled = _frames
+
+# Bases of the classes whose state compiled code uses: they have the attributes in C fields.
+if TYPE_CHECKING or compiled is None:
+
+    class JournalState: ...
+
+    class LogState: ...
+
+    class SegmentState: ...
+
+    class StoreState: ...
+
+else:
+    JournalState, LogState = compiled.JournalState, compiled.LogState
+    SegmentState, StoreState = compiled.SegmentState, compiled.StoreState
 
 # The compiled functions, or those above, which are the reference.
 append_frames: Callable[..., tuple[int, list[tuple[Any, None, Exception | None]]]] = (

@@ -39,7 +39,9 @@ from storage.lmdb.frames import (
     EncodedAppend,
     EndOfLog,
     Frame,
+    JournalState,
     SegmentHeader,
+    SegmentState,
     append_frames,
     decode_segment_header,
     encode_frame,
@@ -137,18 +139,19 @@ class JournalFailed(Exception):
     """The journal could not be written; nothing was added to it. The message gives the reason."""
 
 
-class SegmentFile:
+class SegmentFile(SegmentState):
     """An open segment file, closed when nothing refers to it any more. `size` is that of the
     file; only the writer's is kept up to date.
     """
 
     def __init__(self, files: Files, path: Path, is_new: bool = False) -> None:
         self._files = files
+        self._descriptor = -1
         self._descriptor = files.open(path, is_new)
         self.size = files.size(self._descriptor)
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
+        if self._descriptor >= 0:
             self._files.close(self._descriptor)
 
     def read(self, length: int, at: int) -> bytes:
@@ -177,12 +180,6 @@ class SegmentFile:
         if room < least:
             self.size = size
         return room
-
-    def begin_store(
-        self, flusher: Flusher, buffers: list[Buffer], at: int, directory: bytes, least: int
-    ) -> None:
-        """The same by `flusher`. The file is to be kept until that has ended."""
-        flusher.begin(self._descriptor, buffers, at, directory, self.size, least)
 
 
 class Staging:
@@ -251,7 +248,7 @@ class Staging:
         return outcomes
 
 
-class Journal:
+class Journal(JournalState):
     """The segments of a store. `end` is the end of what was added to the journal.
 
     `numbers` are the segments that have a file.
@@ -265,7 +262,8 @@ class Journal:
         self.end = Place()
         self.held_bytes = 0
         """The part of the reserve that LMDB's file has."""
-        self._settings = settings
+        self._syncs_appends = settings.sync_appends
+        self._reserve_bytes = settings.reserve_bytes
         self._files = files
         self._lock = threading.Lock()
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
@@ -287,7 +285,7 @@ class Journal:
         self.segment_bytes = limited_segment_bytes(directory, settings)
 
     def flusher(self) -> Flusher | None:
-        """A new flusher for `begin_write`, if there is one for these files."""
+        """A new flusher, if there is one for these files."""
         return self._files.flusher()
 
     def continue_at(self, end: Place, next_number: int, durable_to: int, is_left: bool) -> None:
@@ -336,7 +334,7 @@ class Journal:
         """
         try:
             is_begun = staging.segment == self.end.segment
-            is_durable = self._settings.sync_appends or not staging.has_appends
+            is_durable = self._syncs_appends or not staging.has_appends
             if is_begun and self._is_cut and (not is_durable or staging.at <= self._current().size):
                 self._store(staging, is_durable=is_durable)
                 return
@@ -352,23 +350,6 @@ class Journal:
                 self._sync()
         except OSError as error:
             raise self._failed(staging.segment, error) from error
-
-    def place_for_flusher(self) -> tuple[int, int, int, int] | None:
-        """Where `begin_write` can write, if that is the common case.
-
-        Returns the segment of the end, the position of the end, up to where the segment is durable,
-        and the limit of the frames.
-        """
-        file, at = self._file, self.end.at
-        if (
-            file is None
-            or not self._settings.sync_appends
-            or not self._is_synced
-            or not self._is_cut
-            or self._is_left
-        ):
-            return None
-        return self.end.segment, at, self._durable_to, min(file.size, self.segment_bytes)
 
     @property
     def lacks_zeros(self) -> bool:
@@ -398,35 +379,10 @@ class Journal:
         filled.sync()
         file.size = start + missing
 
-    def begin_write(self, flusher: Flusher, buffers: list[Buffer]) -> None:
-        """Begin to write frames of appends to the place for the flusher. Does not block.
-
-        Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
-        """
-        self._least_room = self._reserve(has_appends=True)
-        self._current().begin_store(flusher, buffers, self.end.at, self._folder, self._least_room)
-        self._is_synced = False
-
-    def end_write(self, flusher: Flusher, at: int) -> bool:
-        """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
-
-        Raises JournalFailed. Then `clean_up` has to be called.
-        """
-        try:
-            room = flusher.end()
-            if room is None:
-                return False
-            if room < self._least_room:
-                self._is_synced = True
-                raise _disk_full(room, self._least_room)
-        except OSError as error:
-            # If nothing was written, the flag is set already.
-            self._is_cut = self._is_synced
-            raise self._failed(self.end.segment, error) from error
-        self._is_synced = True
-        self.end = Place(self.end.segment, at)
-        self._durable_to = at
-        return True
+    def _flusher_failed(self, error: OSError | None, room: int) -> JournalFailed:
+        """The error of `end_write`. Without `error` nothing was written: `room` is too small."""
+        self._is_synced = self._is_cut = error is None
+        return self._failed(self.end.segment, error or _disk_full(room, self._least_room))
 
     def clean_up(self) -> None:
         """Cut off what a failed write has left, if the medium allows it. Blocks."""
@@ -581,7 +537,7 @@ class Journal:
 
     def _reserve(self, has_appends: bool) -> int:
         """Bytes that must be left on the disk."""
-        reserve = self._settings.reserve_bytes
+        reserve = self._reserve_bytes
         if not has_appends:
             # Replaced and moved entries, after which space is freed.
             reserve //= 2
@@ -630,7 +586,7 @@ class Journal:
         step = min(max(file.size, FIRST_STEP), LARGEST_STEP)
         if (
             file.size - self.end.at >= step
-            or not self._settings.sync_appends
+            or not self._syncs_appends
             or not self._is_cut
             or self._is_left
         ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
+from storage.lmdb.frames import LogState, compiled
 from storage.lmdb.layout import LogRow, Row, Slot
 from storage.lmdb.write_burst import (
     Append,
@@ -16,7 +17,6 @@ from storage.lmdb.write_burst import (
     DurableLog,
     StoreAccess,
     Task,
-    queue_append,
 )
 from storage.log import (
     LOG_CLOSED,
@@ -36,7 +36,7 @@ running reads.
 """
 
 
-class LmdbLog:
+class LmdbLog(LogState):
     """A `PartitionLog`.
 
     Leader epochs are not stored: the store has a single writer process, so logs of different epochs
@@ -63,9 +63,6 @@ class LmdbLog:
         """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
         cache.
         """
-        queued = queue_append(self, entries, Append) if type(entries) is tuple else None
-        if queued is not None:
-            return queued
         append = Append(self._log_id, entries, 0, self)
         try:
             if self.status.end_reason is not None:
@@ -88,8 +85,12 @@ class LmdbLog:
             append.errback(error.with_traceback(None))
         return append
 
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one unless it is the common case.
+        append_any, append = append, compiled.append
+
     def append_completed(self, append: Append, error: Exception | None) -> None:
-        """Apply the outcome of an append; `complete_appends` does the same."""
+        """Apply the outcome of an append; `complete_appends` in `_appends.pxi` does the same."""
         self._in_flight -= 1
         if error is None:
             entries = append.entries

@@ -17,6 +17,7 @@ from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerP
 from storage.files import CompiledDiskFiles, Files
 from storage.lmdb import changes
 from storage.lmdb.environment import LmdbEnvironment
+from storage.lmdb.frames import StoreState, compiled
 from storage.lmdb.journal import (
     Journal,
     Unreadable,
@@ -37,8 +38,8 @@ from storage.lmdb.write_burst import (
     Outcome,
     Task,
     WriterState,
-    complete_appends,
 )
+from storage.lmdb.write_queue import WriteQueue
 from storage.lmdb.writer import LmdbWriter
 from storage.log import (
     Entry,
@@ -66,7 +67,7 @@ MOST_REPORTED = 1000
 """Damaged entries that are logged only once."""
 
 
-class LmdbStore:
+class LmdbStore(StoreState):
     """A `Store` in `directory`, for the thread of `reactor`. Held by one process at a time.
 
     All its shards are open while it is, with leader epoch 0 unless `open_shard` sets another.
@@ -100,6 +101,8 @@ class LmdbStore:
         self._environment: LmdbEnvironment | None = None
         self._readers: WorkerPool | None = None
         self._writer: LmdbWriter | None = None
+        self._queue: WriteQueue | None = None
+        """Of the writer."""
         self._journal: Journal | None = None
         self._state = WriterState()
         self._reported: set[tuple[int, int]] = set()
@@ -167,6 +170,7 @@ class LmdbStore:
             state,
             self._deliver,
         )
+        self._queue = self._writer.queue
         self._is_open = True
 
     def _load(self, txn: Any, environment: LmdbEnvironment, state: WriterState) -> list[TopicRow]:
@@ -338,7 +342,7 @@ class LmdbStore:
 
         Raises LogClosed, and StorageFailed if the queue is full.
         """
-        if self._writer is None or not self._is_open:
+        if self._queue is None or not self._is_open:
             raise LogClosed(CLOSED)
         settings = self.settings
         queued_bytes = self._queued_bytes + operation.size
@@ -354,7 +358,7 @@ class LmdbStore:
             )
         self._queued_bytes = queued_bytes
         self._queued_operations += 1
-        self._writer.submit(operation)
+        self._queue.add(operation)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Apply a burst's outcomes, then notify watchers once per log, then complete the calls.
@@ -363,7 +367,7 @@ class LmdbStore:
         completion: its log accepts nothing new until the last of the appends queued behind it has
         failed too.
         """
-        if complete_appends(outcomes, self, Append):
+        if compiled and compiled.complete_outcomes(outcomes):
             return
         for operation, value, error in outcomes:
             self._queued_bytes -= operation.size

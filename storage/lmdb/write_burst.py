@@ -6,18 +6,17 @@ a burst can be dropped and retried.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from struct import Struct
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Completion
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.frames import FRAME
+from storage.lmdb.frames import FRAME, compiled
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import (
     CHECKPOINT,
@@ -99,25 +98,9 @@ class Append(Completion[None]):
         self.log = log
 
 
-def _not_compiled(*_: object) -> None:
-    return
-
-
-queue_append: Callable[..., Append | None] = _not_compiled
-complete_appends: Callable[..., bool | None] = _not_compiled
-"""The compiled functions of `_appends.pyx`, or one that does nothing."""
-
-_INTERFACE = 1
-"""Expected INTERFACE of the compiled module; incremented when a function changes."""
-
-if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
-    try:
-        import storage.lmdb._appends as _appends
-    except ImportError:
-        pass
-    else:
-        if _appends.INTERFACE == _INTERFACE:
-            queue_append, complete_appends = _appends.queue_append, _appends.complete_appends
+if not TYPE_CHECKING and compiled:
+    # The same two in C.
+    Append, DurableLog = compiled.Append, compiled.DurableLog
 
 
 class Task(Generic[T]):

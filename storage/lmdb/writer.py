@@ -27,17 +27,15 @@ from twisted.internet.defer import Deferred
 from storage.bridge import Reactor, ReactorCallQueue, WatchingReactor
 from storage.lmdb.cleaner import free_entries, move_entries, segment_to_clean
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.frames import SEGMENT_HEADER
+from storage.lmdb.frames import SEGMENT_HEADER, compiled
 from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, Task, WriterState
 from storage.lmdb.write_queue import (
     SIZE,
     FailedBurst,
-    FlusherBursts,
     Turn,
     WriteQueue,
-    stage_appends,
 )
 from storage.log import StorageFailed
 
@@ -90,15 +88,12 @@ class LmdbWriter:
         self._state = state
         self._deliver = deliver
         self._bursts: SimpleQueue[Sequence[Operation] | FailedBurst | None] = SimpleQueue()
-        self._queue = WriteQueue(reactor, settings, self._begin)
+        self.queue = WriteQueue(reactor, settings, self._bursts.put)
+        """Reactor thread only. Operations are written in the order in which they are added."""
         self._turn = Turn()
-        self._flusher_bursts: FlusherBursts | None = None
-        if stage_appends is not None and isinstance(reactor, WatchingReactor):
+        self._flusher_bursts: Any = None
+        if compiled and isinstance(reactor, WatchingReactor):
             self._flusher_bursts = self._start_flusher(reactor)
-        self.submit: Callable[[Operation], None] = self._queue.add
-        """Queue an operation; reactor thread only. Operations are written in the order of the
-        calls.
-        """
         self._freeing_entries = settings.freeing_entries
         self._retry_at = 0.0
         self._clean_at = 0.0
@@ -121,10 +116,10 @@ class LmdbWriter:
         Fires after all outcomes were delivered.
         """
         self._is_stopping.set()
-        self._queue.finish(lambda: self._bursts.put(None))
+        self.queue.finish(lambda: self._bursts.put(None))
         return self._ended
 
-    def _start_flusher(self, reactor: WatchingReactor) -> FlusherBursts | None:
+    def _start_flusher(self, reactor: WatchingReactor) -> Any:
         try:
             flusher = self._journal.flusher()
         except OSError as error:
@@ -132,7 +127,7 @@ class LmdbWriter:
             return None
         if flusher is None:
             return None
-        return FlusherBursts(
+        bursts = compiled.FlusherBursts(
             flusher,
             reactor,
             self._reactor_calls,
@@ -140,20 +135,19 @@ class LmdbWriter:
             self._settings,
             self._state,
             self._turn,
-            self._deliver_outcomes,
-            self._bursts.put,
+            self.queue,
+            self._deliver,
+            lambda operations, error: self._bursts.put(FailedBurst(operations, error)),
             self._fill_later,
         )
+        self.queue.flusher_bursts = bursts
+        return bursts
 
     def _fill_later(self) -> None:
         """Have the writer thread fill the journal ahead; reactor thread only."""
         if not self._is_asked_to_fill and monotonic() >= self._fill_at:
             self._is_asked_to_fill = True
             self._bursts.put(())
-
-    def _begin(self, operations: list[Operation]) -> None:
-        if self._flusher_bursts is None or not self._flusher_bursts.begin(operations):
-            self._bursts.put(operations)
 
     def _end(self) -> None:
         if self._flusher_bursts is not None:
@@ -213,11 +207,11 @@ class LmdbWriter:
         return [(one, None, StorageFailed(reason)) for one in failed.operations]
 
     def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
-        self._queue.burst_written(len(outcomes))
+        self.queue.burst_written(len(outcomes))
         try:
             self._deliver(outcomes)
         finally:
-            self._queue.outcomes_delivered()
+            self.queue.outcomes_delivered()
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Write one burst. If a medium refuses it, the operations that need this medium fail and

@@ -5,23 +5,30 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
 from twisted.internet.task import Clock
 
 from gateway.coroutines import when_ended
 from storage.lmdb import LmdbSettings, LmdbStore
-from storage.lmdb import log as log_module
 from storage.lmdb import store as store_module
+from storage.lmdb.frames import compiled
 from storage.lmdb.log import LmdbLog
-from storage.lmdb.write_burst import DurableLog, complete_appends, queue_append
+from storage.lmdb.write_burst import DurableLog
+from storage.lmdb.write_queue import WriteQueue
 from storage.log import Entry, LogClosed, StorageFailed
+from tests.storage.entries import everything, sized, topic
+from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 
 SETTINGS = LmdbSettings(queue_bytes=300, queue_operations=6, tail_bytes=2000)
+
+python_append: Any = getattr(LmdbLog, "append_any", LmdbLog.append)
+"""What the compiled method calls unless it is the common case."""
 
 
 def entries_at(random: Random, offset: int) -> Any:
@@ -39,12 +46,13 @@ def entries_at(random: Random, offset: int) -> Any:
 class Appends:
     """Two logs of a store whose writer is the test."""
 
-    def __init__(self) -> None:
-        self.submitted: list[Any] = []
+    def __init__(self, *, is_compiled: bool) -> None:
+        self.is_compiled = is_compiled
         self.told: list[object] = []
         self.store = LmdbStore(Path("unused"), reactor=cast(Any, Clock()), settings=SETTINGS)
         self.store._is_open = True
-        self.store._writer = cast(Any, SimpleNamespace(submit=self.submitted.append))
+        self.bursts: list[list[Any]] = []
+        self.store._queue = WriteQueue(cast(Any, Clock()), SETTINGS, self.bursts.append)
         self.logs = [
             LmdbLog(self.store, DurableLog(number, 0, 0, -1, 0, 0), 0, "") for number in range(2)
         ]
@@ -55,21 +63,28 @@ class Appends:
             if name % 10 == 3:
                 raise ZeroDivisionError
 
-        waiting = self.logs[number].append(entries)
+        log = self.logs[number]
+        waiting = log.append(entries) if self.is_compiled else python_append(log, entries)
         when_ended(waiting, stored, lambda failure: self.told.append((name, repr(failure))))
 
     def deliver(self, failing: int) -> None:
-        """Complete what is queued; the appends from `failing` on fail."""
-        outcomes: list[Any] = [
-            (one, None, StorageFailed("test") if number >= failing else None)
-            for number, one in enumerate(self.submitted)
-        ]
-        self.submitted.clear()
-        self.store._deliver(outcomes)
+        """Complete all bursts; the appends from `failing` on fail."""
+        queue = self.store._queue
+        assert queue
+        while self.bursts:
+            burst = self.bursts.pop()
+            outcomes: list[Any] = [
+                (one, None, StorageFailed("test") if number >= failing else None)
+                for number, one in enumerate(burst)
+            ]
+            self.told.append([(one.log_id, one.entries, one.size) for one in burst])
+            queue.burst_written(0)
+            self.store._deliver(outcomes)
+            queue.outcomes_delivered()
 
     def state(self) -> object:
         return (
-            [(one.log_id, one.entries, one.size) for one in self.submitted],
+            [(one.log_id, one.entries, one.size) for burst in self.bursts for one in burst],
             list(self.told),
             (self.store._queued_bytes, self.store._queued_operations, self.store.tail._held),
             [
@@ -90,12 +105,9 @@ class Appends:
 def states(seed: int, *, is_compiled: bool) -> list[object]:
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, function in (
-            (log_module, "queue_append", queue_append),
-            (store_module, "complete_appends", complete_appends),
-        ):
-            patch.setattr(module, name, function if is_compiled else lambda *_: None)
-        made, found = Appends(), []
+        if not is_compiled:
+            patch.setattr(store_module, "compiled", None)
+        made, found = Appends(is_compiled=is_compiled), []
         for number, log in enumerate(made.logs):
             log.watch(partial(made.told.append, ("changed", number)))
         for name in range(30):
@@ -113,15 +125,57 @@ def states(seed: int, *, is_compiled: bool) -> list[object]:
 
 @given(seed=st.integers(0, (1 << 32) - 1))
 def test_compiled_appends_have_the_same_effects(seed: int) -> None:
-    pytest.importorskip("storage.lmdb._appends")
+    if compiled is None:
+        pytest.skip("not compiled")
     assert states(seed, is_compiled=True) == states(seed, is_compiled=False)
 
 
-def test_appends_of_one_entry_are_queued_by_compiled_code() -> None:
-    if queue_append.__module__ == "storage.lmdb.write_burst":
+async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> list[object]:
+    """What single appends to two logs return, and what the logs have, while some writes fail.
+
+    The flusher writes if `is_compiled`, otherwise the writer thread, with the Python code.
+    """
+    random = Random(seed)
+    disk = SimulatedDisk()
+    disk.has_flusher = is_compiled
+    settings = LmdbSettings(held_bytes=0, index_seconds=3600, tail_bytes=0, segment_bytes=200_000)
+    store = LmdbStore(
+        folder / str(is_compiled), reactor=cast(Any, reactor), settings=settings, files=disk
+    )
+    await store.open()
+    await store.create_topic(topic(partitions=2))
+    logs = [await store.log("orders", number) for number in range(2)]
+    found: list[object] = []
+    for _ in range(40):
+        log, size = random.choice(logs), random.randrange(4000)
+        failing = random.choice(["write", "sync"] + [""] * 8)
+
+        def fail(operation: str, failing: str = failing) -> None:
+            if operation == failing:
+                raise io_error()
+
+        disk.before = fail
+        entries = (sized(log.next_offset, size),)
+        try:
+            await (log.append(entries) if is_compiled else python_append(log, entries))
+        except StorageFailed as error:
+            # Not which segment: that depends on the zeros ahead.
+            found.append("Input/output error" in str(error))
+        disk.before = lambda operation: None
+        found.append([(one.next_offset, one.end_offset, one.size) for one in logs])
+    found.append([[bytes(entry.payload) for entry in await everything(one)] for one in logs])
+    await store.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@ensureDeferred
+async def test_compiled_bursts_fail_and_succeed_like_those_of_the_writer_thread(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled is None:
         pytest.skip("not compiled")
-    made = Appends()
-    one = Entry(0, 0, -1, b"some")
-    assert queue_append(made.logs[0], (one,), store_module.Append) is made.submitted[0]
-    assert complete_appends([(made.submitted[0], None, None)], made.store, store_module.Append)
-    assert made.logs[0].end_offset == 1
+    with_flusher = await outcomes_on_disk(tmp_path, seed, is_compiled=True)
+    assert True in with_flusher
+    monkeypatch.setattr(store_module, "compiled", None)
+    assert await outcomes_on_disk(tmp_path, seed, is_compiled=False) == with_flusher

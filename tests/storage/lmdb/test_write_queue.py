@@ -6,22 +6,28 @@ import errno
 import logging
 import math
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import pytest
 from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+import storage
+from storage.bridge import sleep
 from storage.files import DiskFiles, Flusher
 from storage.lmdb import LmdbStore, writer
+from storage.lmdb.frames import compiled
 from storage.lmdb.journal import FIRST_STEP, LARGEST_STEP
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Operation, Task
-from storage.lmdb.write_queue import Turn, WriteQueue, stage_appends
+from storage.lmdb.write_queue import Turn, WriteQueue
 from storage.log import Buffer, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import bases, everything, sized, topic
@@ -275,7 +281,7 @@ class OpenedStore:
 
 
 async def opened(open_store: Opener, **settings: Any) -> OpenedStore:
-    if stage_appends is None:
+    if compiled is None:
         pytest.skip("not compiled")
     files = HeldFiles()
     store = open_store(files=files, **({"index_seconds": 3600, "tail_bytes": 0} | settings))
@@ -299,6 +305,40 @@ async def test_flusher_writes_appends_behind_pending_rows(open_store: Opener) ->
         assert one.log.end_offset == base + 1
         assert one.pending == base + 1
     assert bases(await everything(one.log)) == [0, 1, 2, 3]
+
+
+@ensureDeferred
+async def test_append_by_the_flusher_runs_only_compiled_code_of_the_store(
+    open_store: Opener,
+) -> None:
+    one = await opened(open_store)
+    waiting = await one.append_by_flusher(10)
+    one.flusher.make_call()
+    await waiting
+    # The queue notices that the burst is complete.
+    await sleep(reactor, 0)
+    entries, called, ended = (sized(2, 10),), set(), []
+    folder = str(Path(storage.__file__).parent)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            called.add(frame.f_code.co_name)
+
+    def profiled(call: Callable[..., Any], *arguments: object) -> Any:
+        sys.setprofile(note)
+        try:
+            return call(*arguments)
+        finally:
+            sys.setprofile(None)
+
+    append = profiled(one.log.append, entries)
+    append.when_ended(ended.append, ended.append)
+    one.flusher.make_call()
+    assert one.store._writer
+    profiled(one.store._writer._flusher_bursts.doRead)
+    assert ended == [None]
+    # Python code decides whether the file is to be filled ahead.
+    assert called <= {"lacks_zeros", "_missing_zeros", "_fill_later"}
 
 
 @ensureDeferred
@@ -491,7 +531,9 @@ async def test_closing_waits_for_the_flusher(open_store: Opener) -> None:
 
 def test_flusher_leaves_the_turn_to_a_thread_that_waits() -> None:
     """That may not have noticed yet that the turn is free."""
-    turn = Turn()
+    if compiled is None:
+        pytest.skip("not compiled")
+    turn: Any = Turn()
     assert turn.take_if_free()
     assert not turn.take_if_free()
     turn.give_back()
@@ -528,14 +570,11 @@ async def test_appends_whose_rows_cannot_be_added_fail_and_writing_stops(
 ) -> None:
     one = await opened(open_store)
 
-    def fail(_: object) -> None:
-        raise MemoryError
-
     waiting = await one.append_by_flusher(10)
     with monkeypatch.context() as patched:
-        patched.setattr(one.store._state.pending, "add", fail)
+        patched.setattr(one.store._state.pending, "rows", [])
         one.flusher.make_call()
-        with pytest.raises(StorageFailed, match="not known: MemoryError"):
+        with pytest.raises(StorageFailed, match="not known: TypeError"):
             await waiting
     # What is written next would be behind an entry that no row describes.
     with pytest.raises(StorageFailed):
@@ -547,6 +586,9 @@ async def test_appends_whose_rows_cannot_be_added_fail_and_writing_stops(
 async def test_store_without_a_flusher_writes(
     open_store: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if compiled is None:
+        pytest.skip("not compiled")
+
     class Unavailable(DiskFiles):
         def flusher(self) -> Flusher:
             raise OSError(errno.EMFILE, "Too many open files")

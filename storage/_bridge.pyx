@@ -1,0 +1,110 @@
+# cython: language_level=3
+"""The classes and the function of the same names in `bridge.py`, compiled."""
+
+import logging
+from collections import deque
+from functools import partial
+
+from twisted.internet.defer import Deferred
+
+log = logging.getLogger("storage.bridge")
+
+#: Version of the signatures; `bridge.py` expects the same number.
+INTERFACE = 1
+
+
+cdef class Completion:
+    @classmethod
+    def __class_getitem__(cls, _):
+        return cls
+
+    def when_ended(self, done, failed):
+        self._done, self._failed = done, failed
+        if not self._has_ended:
+            return
+        if self._failure is None:
+            self.succeed(self._result)
+        else:
+            self.errback(self._failure)
+
+    def callback(self, result):
+        self.succeed(result)
+
+    cdef succeed(self, result):
+        self._has_ended = True
+        if self._done is None:
+            self._result = result
+            return
+        try:
+            self._done(result)
+        except Exception:
+            log.exception("bug: the callback of a completed call failed")
+
+    def errback(self, failure):
+        self._has_ended = True
+        if self._done is None:
+            self._failure = failure
+            return
+        try:
+            self._failed(failure)
+        except Exception:
+            log.exception("bug: the callback of a failed call failed")
+
+    def __await__(self):
+        waiting = Deferred()
+        self.when_ended(
+            partial(unless_cancelled, waiting, waiting.callback),
+            partial(unless_cancelled, waiting, waiting.errback),
+        )
+        return waiting.__await__()
+
+
+def unless_cancelled(waiting, end, outcome):
+    if not waiting.called:
+        end(outcome)
+
+
+cdef list gathered = None
+
+
+def after_calls(call):
+    if gathered is None:
+        return False
+    gathered.append(call)
+    return True
+
+
+cdef class ReactorCallQueue:
+    def __init__(self, reactor):
+        self._reactor = reactor
+        self._calls = deque()
+
+    def post(self, call):
+        self._calls.append(call)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._reactor.callFromThread(self._run)
+
+    cpdef run(self, call):
+        self._calls.append(call)
+        self._run()
+
+    def _run(self):
+        global gathered
+        cdef list outer, after
+        self._is_scheduled = False
+        outer, gathered = gathered, []
+        try:
+            while self._calls:
+                run_or_log(self._calls.popleft())
+        finally:
+            after, gathered = gathered, outer
+        for call in after:
+            run_or_log(call)
+
+
+cdef run_or_log(call):
+    try:
+        call()
+    except Exception:
+        log.exception("bug: a callback from a storage thread failed")

@@ -1,0 +1,563 @@
+# An append by the flusher, from its queuing to its completion, with all state in C fields.
+#
+# The functions return None or False, and have changed nothing, unless it is the common case. Then
+# the Python code, which handles all cases, takes over. The classes ...State are bases of Python
+# classes; the others replace the Python classes of the same names.
+
+import logging
+from threading import Lock
+
+from cpython.tuple cimport PyTuple_GET_ITEM
+
+from storage._bridge cimport Completion, ReactorCallQueue
+
+from storage.files import MOST_BUFFERS
+from storage.lmdb.layout import Place
+from storage.tail import ENTRY_OVERHEAD, EVICTED
+
+logger = logging.getLogger("storage.lmdb.write_queue")
+
+cdef int64_t OVERHEAD = ENTRY_OVERHEAD
+cdef Py_ssize_t MOST_PARTS = MOST_BUFFERS
+cdef object new_tuple = tuple.__new__
+
+
+cdef class DurableLog:
+    cdef public object log_id
+    cdef public int64_t start_offset, end_offset, running_timestamp, position, size
+
+    def __init__(
+        self, log_id, start_offset, end_offset, running_timestamp, position, size
+    ):
+        self.log_id, self.start_offset, self.end_offset = log_id, start_offset, end_offset
+        self.running_timestamp, self.position, self.size = running_timestamp, position, size
+
+    cpdef DurableLog copy(self):
+        cdef DurableLog copied = DurableLog.__new__(DurableLog)
+        copied.log_id, copied.start_offset = self.log_id, self.start_offset
+        copied.end_offset, copied.running_timestamp = self.end_offset, self.running_timestamp
+        copied.position, copied.size = self.position, self.size
+        return copied
+
+    def __reduce__(self):
+        return DurableLog, (
+            self.log_id,
+            self.start_offset,
+            self.end_offset,
+            self.running_timestamp,
+            self.position,
+            self.size,
+        )
+
+    def __repr__(self):
+        return f"DurableLog{self.__reduce__()[1]}"
+
+    def __eq__(self, other):
+        return type(other) is DurableLog and self.__reduce__() == other.__reduce__()
+
+
+cdef class Append(Completion):
+    cdef public object log_id, entries, log
+    cdef public int64_t size
+
+    def __init__(self, log_id, entries, size, log):
+        self.log_id, self.entries, self.size, self.log = log_id, entries, size, log
+
+
+cdef class Turn:
+    cdef public object _lock
+    cdef public bint _is_awaited
+
+    def __init__(self):
+        self._lock = Lock()
+
+    def __enter__(self):
+        self._is_awaited = True
+        self._lock.acquire()
+        self._is_awaited = False
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+    cpdef bint take_if_free(self) except -1:
+        return not self._is_awaited and self._lock.acquire(False)
+
+    cpdef give_back(self):
+        self._lock.release()
+
+
+cdef class StoreState:
+    """Of an `LmdbStore`."""
+
+    cdef public object settings, tail
+    cdef public dict _changed_logs
+    cdef public bint _is_open
+    cdef public int64_t _queued_bytes, _queued_operations
+    cdef public WriteQueue _queue
+
+
+cdef class LogState:
+    """Of an `LmdbLog`."""
+
+    cdef public StoreState _store
+    cdef public object _log_id, _cached_tail, status
+    cdef public str _failure
+    cdef public int64_t next_offset, end_offset, size, _in_flight
+
+
+cdef class WriteQueue:
+    cdef object _reactor, _write, _deadline, _on_finished
+    cdef list _waiting
+    cdef bint _is_writing
+    cdef Py_ssize_t _expected_operations, _burst_operations
+    cdef int64_t _burst_bytes
+    cdef object _gathering_seconds
+    cdef public FlusherBursts flusher_bursts
+
+    def __init__(self, reactor, settings, write):
+        self._reactor, self._write = reactor, write
+        self._waiting = []
+        self._expected_operations = 1
+        self._burst_operations, self._burst_bytes = settings.burst_operations, settings.burst_bytes
+        self._gathering_seconds = settings.gathering_seconds
+
+    cpdef add(self, operation):
+        self._waiting.append(operation)
+        if not self._is_writing and len(self._waiting) >= self._expected_operations:
+            self._write_next()
+
+    cpdef burst_written(self, Py_ssize_t operations):
+        self._expected_operations = operations + len(self._waiting)
+
+    cpdef outcomes_delivered(self):
+        self._is_writing = False
+        if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
+            self._write_next()
+        elif self._expected_operations > 1:
+            self._deadline = self._reactor.callLater(self._gathering_seconds, self._stop_waiting)
+
+    def finish(self, ended):
+        self._on_finished = ended
+        self._expected_operations = 1
+        if not self._is_writing:
+            self._write_next()
+
+    def _stop_waiting(self):
+        self._deadline = None
+        self._expected_operations = 1
+        if self._waiting:
+            self._write_next()
+
+    cdef _write_next(self):
+        cdef list waiting = self._waiting
+        cdef Py_ssize_t count = 0, most = min(len(waiting), self._burst_operations)
+        cdef int64_t size = 0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        while count < most and size < self._burst_bytes:
+            operation = waiting[count]
+            size += (
+                (<Append>operation).size
+                if type(operation) is Append
+                else <int64_t>operation.size
+            )
+            count += 1
+        if not count:
+            if self._on_finished is not None:
+                self._on_finished()
+            return
+        self._waiting = waiting[count:] if count < len(waiting) else []
+        del waiting[count:]
+        self._is_writing = True
+        if self.flusher_bursts is None or not self.flusher_bursts.begin(waiting):
+            self._write(waiting)
+
+
+cdef class JournalState:
+    """Of a `Journal`: its end, and the writes of the flusher behind it."""
+
+    cdef public object end, _file, _folder
+    cdef public bytes mark
+    cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to, _least_room
+    cdef public bint _syncs_appends, _is_synced, _is_cut, _is_left
+
+    cpdef int64_t flusher_limit(self) except -1:
+        """Up to where `begin_write` can write, if this is the common case; otherwise 0."""
+        cdef SegmentState file = self._file
+        if (
+            file is None
+            or not self._syncs_appends
+            or not self._is_synced
+            or not self._is_cut
+            or self._is_left
+        ):
+            return 0
+        return min(file.size, self.segment_bytes)
+
+    cpdef begin_write(self, flusher, list buffers):
+        """Begin to write frames of appends behind the end, up to the limit. Does not block.
+
+        Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
+        """
+        cdef SegmentState file = self._file
+        # As `_reserve`.
+        self._least_room = max(self._reserve_bytes - self.held_bytes, 0)
+        flusher.begin(
+            file._descriptor,
+            buffers,
+            <object>PyTuple_GET_ITEM(self.end, 1),
+            self._folder,
+            file.size,
+            self._least_room,
+        )
+        self._is_synced = False
+
+    cpdef bint end_write(self, flusher, at) except -1:
+        """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
+
+        Raises JournalFailed. Then `clean_up` has to be called.
+        """
+        try:
+            room = flusher.end()
+        except OSError as error:
+            raise self._flusher_failed(error, 0) from error
+        if room is None:
+            return False
+        if room < self._least_room:
+            raise self._flusher_failed(None, room)
+        self._is_synced = True
+        self.end = new_tuple(Place, (<object>PyTuple_GET_ITEM(self.end, 0), at))
+        self._durable_to = at
+        return True
+
+
+cdef class SegmentState:
+    """Of a `SegmentFile`."""
+
+    cdef public int _descriptor
+    cdef public int64_t size
+
+
+cdef class FlusherBursts:
+    """Bursts of the flusher; for the reactor thread.
+
+    Each is encoded at once. It has the turn until the flusher has ended. Then its appends are
+    completed, or `fail` is called with them and the error.
+    """
+
+    cdef object flusher, reactor, state, fail, deliver, fill_ahead, failure
+    cdef ReactorCallQueue reactor_calls
+    cdef JournalState journal
+    cdef Turn turn
+    cdef WriteQueue queue
+    cdef int64_t most_rows, most_operations, largest_step, largest_filled_write
+    # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
+    cdef list operations
+    cdef Frames staged
+    cdef bint has_logged
+
+    def __init__(
+        self, flusher, reactor, reactor_calls, journal, settings, state, turn, queue, deliver,
+        fail, fill_ahead,
+    ):
+        """`deliver` is called with outcomes that are not the common case. `fill_ahead` is called
+        when the journal should be filled with zeros.
+        """
+        from storage.lmdb.journal import LARGEST_FILLED_WRITE, LARGEST_STEP
+
+        self.flusher, self.reactor, self.reactor_calls = flusher, reactor, reactor_calls
+        self.journal, self.state, self.turn, self.queue = journal, state, turn, queue
+        self.most_rows = min(settings.index_entries, settings.index_limit)
+        self.largest_step, self.largest_filled_write = LARGEST_STEP, LARGEST_FILLED_WRITE
+        # An append has at least two buffers.
+        self.most_operations = MOST_BUFFERS // 2
+        self.deliver, self.fail, self.fill_ahead = deliver, fail, fill_ahead
+        reactor.addReader(self)
+
+    def close(self):
+        """End the flusher, after its last burst."""
+        self.reactor.removeReader(self)
+        self.flusher.close()
+
+    cpdef bint begin(self, list operations) except -1:
+        """Begin a burst, or return False: then the writer thread has to write it.
+
+        That also begins to wait with the first rows that are not committed, and commits them when
+        there are many.
+        """
+        cdef bint has_begun = False
+        if len(operations) > self.most_operations or not self.turn.take_if_free():
+            return False
+        try:
+            has_begun = self._begin(operations)
+        except Exception:
+            # The writer thread writes the burst. If it cannot either, it answers with its error.
+            if not self.has_logged:
+                self.has_logged = True
+                logger.exception("bug: the flusher could not begin a burst")
+        if not has_begun:
+            self.turn.give_back()
+        return has_begun
+
+    cdef bint _begin(self, list operations) except -1:
+        """Encode a burst and pass it to the flusher, in the common case."""
+        cdef JournalState journal = self.journal
+        cdef int64_t at, limit = journal.flusher_limit()
+        cdef Frames staged
+        state = self.state
+        if (
+            not limit
+            or not 0 < <int64_t>state.pending.count < self.most_rows
+            or state.failing
+            or state.is_unresolved
+        ):
+            return False
+        at = <object>PyTuple_GET_ITEM(journal.end, 1)
+        staged = stage_appends(
+            operations,
+            state.logs,
+            journal.mark,
+            <object>PyTuple_GET_ITEM(journal.end, 0),
+            at,
+            journal._durable_to,
+            limit,
+        )
+        if staged is None or len(staged.buffers) > MOST_PARTS:
+            return False
+        if (
+            limit - <int64_t>staged.at < self.largest_step
+            and <int64_t>staged.at - at <= self.largest_filled_write
+            and journal.lacks_zeros
+        ):
+            self.fill_ahead()
+        journal.begin_write(self.flusher, staged.buffers)
+        self.operations, self.staged = operations, staged
+        return True
+
+    def doRead(self):
+        """The flusher has ended. Raises nothing: the reactor would not watch it any longer."""
+        cdef Frames staged = self.staged
+        if staged is None:
+            return
+        try:
+            if not self.journal.end_write(self.flusher, staged.at):
+                return
+        except Exception as error:
+            operations, self.operations, self.staged = self.operations, None, None
+            self.turn.give_back()
+            self.fail(operations, error)
+            return
+        self.staged = None
+        try:
+            publish(staged, self.state)
+        except BaseException as bug:
+            # The entries are durable but not readable. Later ones must not be written before a
+            # restart has read them.
+            self.state.is_unresolved = True
+            logger.exception("bug: rows could not be added; writing stops until a restart")
+            self.failure = StorageFailed(f"the outcome of the write is not known: {bug!r}")
+        self.turn.give_back()
+        try:
+            self.reactor_calls.run(self._complete)
+        except BaseException:
+            logger.exception("bug: the outcomes of a burst could not be delivered")
+
+    def _complete(self):
+        cdef list operations = self.operations
+        failure, self.operations, self.failure = self.failure, None, None
+        self.queue.burst_written(len(operations))
+        try:
+            if failure is not None or not complete_appends(operations):
+                self.deliver([(one, None, failure) for one in operations])
+        finally:
+            self.queue.outcomes_delivered()
+
+    def fileno(self):
+        return self.flusher.fileno()
+
+    def connectionLost(self, reason):
+        """The reactor has ended."""
+
+    def logPrefix(self):
+        return "flusher"
+
+
+cpdef Frames stage_appends(
+    list operations,
+    dict logs,
+    bytes mark,
+    uint64_t segment,
+    uint64_t at,
+    uint32_t durable_to,
+    uint64_t limit,
+):
+    """As `encode_appends`, in the common case: None if it is not, and nothing has changed.
+
+    All operations are appends, none of them is refused, and the frames are within the position
+    `limit`. The changed logs are copies.
+    """
+    cdef uint64_t end = at
+    cdef Frames frames
+    cdef DurableLog log
+    cdef Append append
+    cdef dict rows = {}, changed = {}
+    cdef list keys
+    for operation in operations:
+        if type(operation) is not Append:
+            return None
+        append = <Append>operation
+        end += <uint64_t>append.size + FRAME_BYTES * <uint64_t>len(append.entries)
+    if end > limit:
+        return None
+    frames = Frames(mark, segment, at, durable_to, [])
+    frames.rows, frames.logs = rows, changed
+    for operation in operations:
+        append = <Append>operation
+        entries = append.entries
+        log = changed.get(append.log_id)
+        if log is None:
+            log = logs.get(append.log_id)
+            if log is None:
+                return None
+            log = log.copy()
+            changed[append.log_id] = log
+        if <int64_t>entries[0].base_offset != log.end_offset:
+            return None
+        keys = frames.add(append.log_id, entries, &log.running_timestamp, &log.position)
+        its_rows = rows.get(append.log_id)
+        if its_rows is None:
+            rows[append.log_id] = keys
+        else:
+            (<list>its_rows).extend(keys)
+        log.end_offset = <int64_t>entries[-1].last_offset + 1
+        log.size += append.size
+    return frames
+
+
+cdef publish(Frames staged, state):
+    """Make the entries of a burst readable; as `Burst.publish`."""
+    pending = state.pending
+    cdef dict rows = pending.rows
+    cdef Py_ssize_t count = 0
+    (<dict?>state.logs).update(staged.logs)
+    for log_id, keys in staged.rows.items():
+        known = rows.get(log_id)
+        if known is None:
+            rows[log_id] = keys
+        else:
+            (<list?>known).extend(<list>keys)
+        count += len(<list>keys)
+    pending.count += count
+
+
+def append(LogState log, entries):
+    """`LmdbLog.append`; in the common case, compiled."""
+    cdef Append queued = None
+    if type(entries) is tuple:
+        queued = queue_append(log, <tuple>entries)
+    return log.append_any(entries) if queued is None else queued
+
+
+cdef Append queue_append(LogState log, tuple entries):
+    """Queue an append of one entry and return it."""
+    cdef int64_t first, last, size
+    cdef Append append
+    cdef StoreState store = log._store
+    if len(entries) != 1 or log.status.end_reason is not None or log._failure:
+        return None
+    entry = entries[0]
+    first, last = entry.base_offset, entry.last_offset
+    if first != log.next_offset or last < first or store._queue is None or not store._is_open:
+        return None
+    size = len(entry.payload)
+    if store._queued_operations:
+        settings = store.settings
+        if (
+            store._queued_bytes + size > <int64_t>settings.queue_bytes
+            or store._queued_operations >= <int64_t>settings.queue_operations
+        ):
+            return None
+    append = Append.__new__(Append)
+    append.log_id, append.entries, append.size, append.log = log._log_id, entries, size, log
+    store._queued_bytes += size
+    store._queued_operations += 1
+    store._queue.add(append)
+    log.next_offset = last + 1
+    log._in_flight += 1
+    return append
+
+
+def complete_outcomes(list outcomes):
+    """`complete_appends` for outcomes of the writer thread."""
+    cdef tuple outcome
+    cdef list appends = []
+    for outcome in outcomes:
+        if type(outcome[0]) is not Append or outcome[2] is not None:
+            return False
+        appends.append(outcome[0])
+    return complete_appends(appends)
+
+
+cdef bint complete_appends(list appends) except -1:
+    """Deliver successful outcomes as `LmdbStore._deliver` and return True, or return False."""
+    cdef StoreState store = None
+    cdef LogState log
+    cdef Append append
+    for append in appends:
+        log = append.log
+        if log._failure:
+            return False
+        store = log._store
+    if store is None:
+        return False
+    for append in appends:
+        log, entries = append.log, append.entries
+        store._queued_bytes -= append.size
+        store._queued_operations -= 1
+        log._in_flight -= 1
+        log.end_offset = <int64_t>entries[-1].last_offset + 1
+        log.size += append.size
+        for entry in entries:
+            add_to_tail(store.tail, log._cached_tail, entry)
+        status = log.status
+        if status.watchers:
+            store._changed_logs[status] = None
+    if store._changed_logs:
+        store.notify_changed()
+    for append in appends:
+        append.succeed(None)
+    return True
+
+
+cdef add_to_tail(tail, cached, entry):
+    """As `TailCache.add`."""
+    cdef int64_t held, limit
+    payload = entry.payload
+    if isinstance(payload, memoryview):
+        entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
+    cost = len(payload) + OVERHEAD
+    (<list?>cached.entries).append(entry)
+    tail._arrivals.append((cached, cost))
+    held, limit = tail._held + cost, tail._limit
+    while held > limit:
+        oldest, cost = tail._arrivals.popleft()
+        evict_oldest(oldest)
+        held -= <int64_t>cost
+    tail._held = held
+
+
+cdef evict_oldest(cached):
+    """As `CachedTail.evict_oldest`."""
+    cdef Py_ssize_t begin
+    cdef list entries
+    if cached.cleared:
+        cached.cleared -= 1
+        return
+    entries, begin = cached.entries, cached.begin
+    entries[begin] = EVICTED
+    begin += 1
+    if begin * 2 > len(entries):
+        del entries[:begin]
+        begin = 0
+    cached.begin = begin
