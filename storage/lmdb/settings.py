@@ -54,6 +54,12 @@ class LmdbSettings:
     index_limit: int = 200_000
     """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""
 
+    table_bytes: int = 2 * MIB
+    """Bytes of table rows that may wait. A burst with more is a transaction of LMDB.
+
+    Half of `held_bytes`: their commit needs room, too.
+    """
+
     cleaned_bytes: int = 1 * MIB
     """Bytes of a segment that are moved or skipped at a time: appends may have to wait for it."""
 

@@ -407,6 +407,31 @@ class LmdbStore:
 
         return self._read(read)
 
+    def table_rows(self, prefix: bytes) -> Deferred[dict[bytes, bytes]]:
+        """Rows of tables whose keys begin with `prefix`, also those that are not committed yet."""
+        # Before the transaction begins: see `PendingIndex`.
+        pending = self._state.pending
+
+        def read(txn: Any, databases: Mapping[str, Any]) -> dict[bytes, bytes]:
+            found: dict[bytes, bytes] = {}
+            with txn.cursor(db=databases["tables"]) as cursor:
+                if cursor.set_range(prefix):
+                    for key, value in cursor.iternext():
+                        if not key.startswith(prefix):
+                            break
+                        found[key] = value
+            if checkpoint_of(txn, databases) == pending.since:
+                # A copy, which takes one step: another thread may add rows.
+                for key, changed in dict(pending.table_rows).items():
+                    if key.startswith(prefix):
+                        if changed is None:
+                            found.pop(key, None)
+                        else:
+                            found[key] = changed
+            return found
+
+        return self._read(read)
+
     def query_log(self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T]) -> Deferred[T]:
         """Run `call(cursor, row)` in a worker thread.
 

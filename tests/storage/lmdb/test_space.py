@@ -21,6 +21,8 @@ from storage.lmdb import store as store_module
 from storage.lmdb import writer as writer_module
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import Row, slot_of
+from storage.lmdb.write_burst import Task
+from storage.lmdb.writer import begin_transaction
 from storage.log import Entry, LogClosed, PartitionLog
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
@@ -342,8 +344,7 @@ async def test_read_of_moved_entry_finds_its_new_place(
     # The first burst is in the segment of `kept`, the second in another one.
     await append(deleted, 5)
     await append(deleted, 20)
-    # A row of a table takes the rows of the entries along.
-    await (await store.table("rows")).put({b"k": b"v"})
+    await store.write(Task(begin_transaction))
     place = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
     read = store_module.read_entries
     is_found, is_moved = threading.Event(), threading.Event()
