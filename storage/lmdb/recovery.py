@@ -334,9 +334,9 @@ def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFra
         rows: dict[bytes, bytes | None] = {}
         number, expected = frame.base_offset, state.table_writes
         if number < expected:
-            # The write of this frame failed, so its rows were committed at once.
+            # This write failed, and could not be cut off. Its rows, or later ones, were committed.
             log.info(
-                "rows of tables in the journal in %s, segment %d at %d, are in the index: ignored",
+                "a write to tables in the journal in %s, segment %d at %d, had failed: ignored",
                 journal.directory,
                 segment,
                 at,

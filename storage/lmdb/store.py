@@ -24,7 +24,7 @@ from storage.lmdb.journal import (
     make_journal_folder,
     read_entries,
 )
-from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic, key_of
+from storage.lmdb.layout import U32, U64, LogRow, Row, TopicRow, decode_topic, key_of
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import LogCursor, log_row
 from storage.lmdb.recovery import checkpoint_of, recover
@@ -398,21 +398,13 @@ class LmdbStore:
             if log.watchers:
                 log.notify()
 
-    def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
-        """Run `call(cursor)` in a worker thread, with a cursor on that database."""
-
-        def read(txn: Any, databases: Mapping[str, Any]) -> T:
-            with txn.cursor(db=databases[database]) as cursor:
-                return call(cursor)
-
-        return self._read(read)
-
-    def table_rows(self, prefix: bytes) -> Deferred[dict[bytes, bytes]]:
-        """Rows of tables whose keys begin with `prefix`, also those that are not committed yet."""
+    def table_rows(self, table_id: int) -> Deferred[list[tuple[bytes, bytes]]]:
+        """The rows of a table in key order, also those that are not committed yet."""
+        prefix = U32.pack(table_id)
         # Before the transaction begins: see `PendingIndex`.
         pending = self._state.pending
 
-        def read(txn: Any, databases: Mapping[str, Any]) -> dict[bytes, bytes]:
+        def read(txn: Any, databases: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
             found: dict[bytes, bytes] = {}
             with txn.cursor(db=databases["tables"]) as cursor:
                 if cursor.set_range(prefix):
@@ -428,7 +420,7 @@ class LmdbStore:
                             found.pop(key, None)
                         else:
                             found[key] = changed
-            return found
+            return [(key[len(prefix) :], value) for key, value in sorted(found.items())]
 
         return self._read(read)
 

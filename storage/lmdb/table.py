@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes
-from storage.lmdb.layout import U32
 from storage.lmdb.write_burst import StoreAccess, TablePut
 
 MAX_KEY_BYTES = 480
@@ -22,9 +21,7 @@ class LmdbTable:
         self._table_id = table_id
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        prefix = U32.pack(self._table_id)
-        rows = await self._store.table_rows(prefix)
-        return sorted((key[len(prefix) :], value) for key, value in rows.items())
+        return await self._store.table_rows(self._table_id)
 
     def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
         """No effect: one process has the store."""

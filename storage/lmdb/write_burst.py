@@ -166,7 +166,7 @@ class StoreAccess(Protocol):
     def write(self, task: Task[T], /) -> Deferred[T]: ...
     def submit(self, operation: Operation, /) -> None: ...
     def mark_changed(self, log: LogStatus, /) -> None: ...
-    def table_rows(self, prefix: bytes, /) -> Deferred[dict[bytes, bytes]]: ...
+    def table_rows(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
     def query_log(
         self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T], /
     ) -> Deferred[T]: ...
@@ -207,11 +207,11 @@ class PendingIndex:
         self, rows: Mapping[bytes, bytes | None], segment: int, payload_bytes: int
     ) -> None:
         """Add the rows of a frame in `segment`, by their keys in LMDB."""
-        self.count -= len(self.table_rows)
+        known = len(self.table_rows)
         self.table_rows.update(rows)
-        self.count += len(self.table_rows)
-        known = self.table_bytes.get(segment, 0)
-        self.table_bytes[segment] = known + FRAME.size + payload_bytes
+        self.count += len(self.table_rows) - known
+        written = self.table_bytes.get(segment, 0)
+        self.table_bytes[segment] = written + FRAME.size + payload_bytes
 
 
 @dataclass(slots=True)

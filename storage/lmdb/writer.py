@@ -2,9 +2,8 @@
 
 A burst of appends and writes of table rows is one write to the journal and one flush. Its rows are
 committed to LMDB later, with those of other bursts, or by the transaction of a burst that needs one
-anyway. Results are
-delivered to the reactor once per burst. Between bursts the thread frees space, a bounded amount at
-a time; this must also succeed on a disk that is too full for appends.
+anyway. Results are delivered to the reactor once per burst. Between bursts the thread frees space,
+a bounded amount at a time; this must also succeed on a disk that is too full for appends.
 
 In the common case the flusher writes a burst of appends (`write_queue.py`). This thread does all
 the rest, failures included, while it has the turn; filling the journal ahead needs none.

@@ -121,9 +121,7 @@ async def test_interrupted_freeing_continues_after_restart(
     again = open_store()
     await again.open()
     await freed(again)
-    left = await again.query(
-        "entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False))
-    )
+    left = await again.query_log(0, lambda cursor, _: sum(1 for _ in cursor.iternext(values=False)))
     assert left == (0 if how == "the topic was deleted" else 10)
 
 
@@ -345,7 +343,7 @@ async def test_read_of_moved_entry_finds_its_new_place(
     await append(deleted, 5)
     await append(deleted, 20)
     await store.write(Task(begin_transaction))
-    place = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    place = await store.query_log(0, lambda cursor, _: cursor.first() and cursor.key())
     read = store_module.read_entries
     is_found, is_moved = threading.Event(), threading.Event()
 
@@ -362,5 +360,5 @@ async def test_read_of_moved_entry_finds_its_new_place(
     await freed(store)
     is_moved.set()
     assert bases(await reading) == [0]
-    moved = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    moved = await store.query_log(0, lambda cursor, _: cursor.first() and cursor.key())
     assert slot_of(moved).segment > slot_of(place).segment
