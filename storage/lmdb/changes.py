@@ -213,12 +213,10 @@ def open_table(burst: Burst, name: str) -> int:
 
 
 def put_rows(burst: Burst, table_id: int, rows: Mapping[bytes, bytes | None]) -> None:
-    tables, prefix = burst.databases["tables"], U32.pack(table_id)
+    """Set rows of a table; None deletes one."""
+    prefix = U32.pack(table_id)
     for key, value in rows.items():
-        if value is None:
-            burst.txn.delete(prefix + key, db=tables)
-        else:
-            burst.txn.put(prefix + key, value, db=tables)
+        burst.table_rows[prefix + key] = value
 
 
 def new_ids(burst: Burst, counter: bytes, count: int) -> tuple[int, ...]:

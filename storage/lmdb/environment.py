@@ -20,7 +20,7 @@ import lmdb
 
 from storage.files import FLUSH
 from storage.lmdb.frames import MARK_BYTES
-from storage.lmdb.layout import DATABASES, FORMAT, UNRELEASED_FORMAT
+from storage.lmdb.layout import DATABASES, FORMAT, JOURNAL_FORMAT, UNRELEASED_FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 
 T = TypeVar("T")
@@ -92,8 +92,8 @@ class LmdbEnvironment:
     ) -> None:
         """Lock and open `directory`, creating it if missing. Blocks.
 
-        `before_format` is called before the format of a new or older store is written, with the
-        older format or 0. If it raises, the store is not changed.
+        `before_format` is called before a store gets a journal, with its older format or 0 if it is
+        new. If it raises, the store is not changed.
 
         Raises StoreInUse, StoreTooNew, StorageFailed.
         """
@@ -170,10 +170,11 @@ class LmdbEnvironment:
                 "has written: use another directory"
             )
         if written is None or int(written) < FORMAT:
-            self._before_format(int(written or 0))
+            if written is None or int(written) < JOURNAL_FORMAT:
+                self._before_format(int(written or 0))
+                txn.put(b"journal_mark", secrets.token_bytes(MARK_BYTES), db=meta)
             if written is None:
                 txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
-            txn.put(b"journal_mark", secrets.token_bytes(MARK_BYTES), db=meta)
             txn.put(b"format", str(FORMAT).encode(), db=meta)
         elif int(written) > FORMAT:
             raise StoreTooNew(

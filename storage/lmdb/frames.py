@@ -1,7 +1,7 @@
 """Format of the journal's segments: how entries are found again after a crash. No I/O.
 
-A segment begins with a header and has a frame for each entry, without gaps. What follows the last
-frame is zeros or a write that was interrupted.
+A segment begins with a header and has a frame for each entry, and for the table rows of a burst,
+without gaps. What follows the last frame is zeros or a write that was interrupted.
 
 - `durable_to` is the position up to which the segment was durable before the frame was written. A
   frame that says so proves that an unreadable frame before that position was damaged later.
@@ -49,6 +49,17 @@ IS_LAST = 1
 IS_PLACED = 2
 """The frame counts only if `entries` refers to it: a replacement, or moved from another segment."""
 
+TABLES = 0
+"""The log id of frames with table rows; no log has it. As offsets they have their number.
+
+All writes of table rows are numbered, also those that have no frame: see `Burst.table_rows`.
+"""
+
+TABLE_ROW = Struct(">II")
+"""Before a row in such a frame: the length of its key, and of its value or `DELETED`."""
+
+DELETED = (1 << 32) - 1
+
 
 class SegmentHeader(NamedTuple):
     """`previous_end` is where the segment `previous` ends, all of it durable. What that has behind
@@ -95,6 +106,28 @@ def decode_segment_header(mark: bytes, data: bytes) -> SegmentHeader | None:
 def encode_frame(mark: bytes, segment: int, at: int, frame: Frame) -> bytes:
     fields = FIELDS.pack(*frame)
     return START.pack(mark, crc32(fields, crc32(PLACE.pack(segment, at)))) + fields
+
+
+def encode_table_rows(rows: Mapping[bytes, bytes | None]) -> bytes:
+    """The payload of a frame with table rows; None deletes a row."""
+    parts: list[bytes] = []
+    for key, value in rows.items():
+        size = DELETED if value is None else len(value)
+        parts += TABLE_ROW.pack(len(key), size), key, value or b""
+    return b"".join(parts)
+
+
+def decode_table_rows(payload: bytes) -> dict[bytes, bytes | None]:
+    rows: dict[bytes, bytes | None] = {}
+    position = 0
+    while position < len(payload):
+        key_size, size = TABLE_ROW.unpack_from(payload, position)
+        start = position + TABLE_ROW.size + key_size
+        position = start if size == DELETED else start + size
+        rows[payload[start - key_size : start]] = (
+            None if size == DELETED else payload[start:position]
+        )
+    return rows
 
 
 def encode_append(

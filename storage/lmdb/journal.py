@@ -34,8 +34,10 @@ from isal.isal_zlib import crc32
 from storage.files import Files, Flusher
 from storage.lmdb.frames import (
     FRAME,
+    IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
+    TABLES,
     EncodedAppend,
     EndOfLog,
     Frame,
@@ -197,7 +199,13 @@ class Staging:
         self.at = self.start
         self.buffers: list[Buffer] = []
         self.has_appends = False
+        self.has_table_rows = False
         self.is_written = False
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether rows in LMDB follow, for which the disk needs room."""
+        return self.has_appends or self.has_table_rows
 
     @property
     def end(self) -> Place:
@@ -206,23 +214,31 @@ class Staging:
 
     def place(self, log_id: int, entry: Entry) -> tuple[int, int]:
         """Add an entry that counts only with its row in `entries`; return segment and position."""
+        at = self.at
+        self._add(IS_PLACED, log_id, entry)
+        return self.segment, at
+
+    def put_table_rows(self, number: int, payload: bytes) -> None:
+        """Add a frame with table rows; `number` is that of the write."""
+        self._add(IS_LAST, TABLES, Entry(number, number, -1, payload))
+        self.has_table_rows = True
+
+    def _add(self, flags: int, log_id: int, entry: Entry) -> None:
         payload = entry.payload
         size = len(payload)
         frame = Frame(
             crc32(payload),
             size,
             self._durable_to,
-            IS_PLACED,
+            flags,
             log_id,
             entry.base_offset,
             entry.last_offset,
             entry.max_timestamp,
         )
-        at = self.at
-        self.buffers.append(encode_frame(self._mark, self.segment, at, frame))
+        self.buffers.append(encode_frame(self._mark, self.segment, self.at, frame))
         self.buffers.append(payload)
-        self.at = at + FRAME.size + size
-        return self.segment, at
+        self.at += FRAME.size + size
 
     def append(
         self,
@@ -328,13 +344,15 @@ class Journal(JournalState):
         return Staging(self.mark, end, start, start.at)
 
     def write(self, staging: Staging) -> None:
-        """Write frames behind the end, durably unless `sync_appends` is off. Blocks.
+        """Write frames behind the end. Blocks.
+
+        They are durable, but not those of appends alone while `sync_appends` is off.
 
         Raises JournalFailed; then, or if the burst fails later, `retract` has to be called.
         """
         try:
             is_begun = staging.segment == self.end.segment
-            is_durable = self._syncs_appends or not staging.has_appends
+            is_durable = self._syncs_appends or staging.has_table_rows or not staging.has_appends
             if is_begun and self._is_cut and (not is_durable or staging.at <= self._current().size):
                 self._store(staging, is_durable=is_durable)
                 return
@@ -369,7 +387,7 @@ class Journal(JournalState):
         start, missing = file.size, self._missing_zeros(file)
         if not missing:
             return
-        reserve = self._reserve(has_appends=True)
+        reserve = self._reserve(adds_rows=True)
         room = self._files.room(self.directory, start) - missing
         if room < reserve:
             raise _disk_full(room, reserve)
@@ -517,7 +535,7 @@ class Journal(JournalState):
         may change.
         """
         file, was_synced = self._current(), self._is_synced
-        reserve = self._reserve(staging.has_appends)
+        reserve = self._reserve(staging.adds_rows)
         growth = max(staging.at - file.size, 0)
         staging.is_written = True
         self._is_synced = False
@@ -535,10 +553,10 @@ class Journal(JournalState):
             raise _disk_full(room - growth, reserve)
         self._is_synced = is_durable
 
-    def _reserve(self, has_appends: bool) -> int:
+    def _reserve(self, adds_rows: bool) -> int:
         """Bytes that must be left on the disk."""
         reserve = self._reserve_bytes
-        if not has_appends:
+        if not adds_rows:
             # Replaced and moved entries, after which space is freed.
             reserve //= 2
         return max(reserve - self.held_bytes, 0)
@@ -550,7 +568,7 @@ class Journal(JournalState):
         """
         size = self._current().size if is_begun else 0
         room = self._files.room(self.directory, size) - max(staging.at - size, 0)
-        reserve = self._reserve(staging.has_appends)
+        reserve = self._reserve(staging.adds_rows)
         if room < reserve:
             raise _disk_full(room, reserve)
         return room - reserve

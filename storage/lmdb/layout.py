@@ -2,7 +2,7 @@
 
 | database | key | value |
 |---|---|---|
-| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `journal_mark`, `journal` |
+| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `journal_mark`, and as below |
 | topics | topic name | JSON: id, configs, log id of each partition |
 | logs | log id | `LogRow`; only if something was deleted or compacted |
 | entries | `Slot`, 64 bytes, with the place of the payload in the journal | nothing |
@@ -13,8 +13,9 @@
 | tables | table id, row key | row value |
 
 An entry's metadata is in its key. Searches by offset, time or size therefore read keys only. The
-journal (`frames.py`) has the payloads; `journal` in `meta` is the `Place` up to which `entries` has
-its frames. Log ids are never reused.
+journal (`frames.py`) has the payloads; `journal` in `meta` is the `Place` up to which `entries` and
+`tables` have its frames. `table_writes` is the number of the next write of table rows. Log ids are
+never reused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from typing import NamedTuple
 
 from storage.log import Entry, Topic
 
-FORMAT = 3
+FORMAT = 4
+JOURNAL_FORMAT = 3
+"""The first format with a journal. It had no frames with table rows."""
+
 UNRELEASED_FORMAT = 2
 """Of a journal that was never in a release."""
 
@@ -80,7 +84,7 @@ Row = bytes | Entry
 
 class SegmentUse(NamedTuple):
     """Bytes of frames written to a segment of the journal; those that still belong to an entry, and
-    their number. Frames that `entries` does not have yet do not count.
+    their number. Frames that LMDB does not have yet do not count.
     """
 
     written_bytes: int = 0

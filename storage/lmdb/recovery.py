@@ -1,6 +1,6 @@
-"""Opening the journal: entries that LMDB does not have yet, damage, and files without entries.
+"""Opening the journal: frames whose rows LMDB does not have yet, damage, and files without entries.
 
-LMDB commits rows later than the journal gets their entries. What follows the checkpoint is read
+LMDB commits rows later than the journal gets their frames. What follows the checkpoint is read
 from the segments, and its rows are pending as before the crash: nothing is committed, so that a
 store on a full disk can be opened. After a clean stop nothing follows the checkpoint.
 """
@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 from storage.lmdb.changes import load_log
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import (
+    FRAME,
     IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
+    TABLES,
     Damage,
     Frame,
     FrameAt,
     Parsed,
     SegmentHeader,
+    decode_table_rows,
     parse,
     search,
 )
@@ -69,8 +72,8 @@ class Tail(NamedTuple):
 
 
 def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) -> None:
-    """Set `state`, with the rows of entries that the journal has and LMDB does not, and the end of
-    the journal.
+    """Set `state`, with the rows that the journal has and LMDB does not, and the end of the
+    journal.
 
     Blocks. Raises StorageFailed, lmdb.Error, OSError.
     """
@@ -91,7 +94,7 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
         for segment, part in tail.damage:
             log.error(
                 "segment %d of the journal in %s is damaged at %d to %d; entries that were there "
-                "are reported when they are read",
+                "are reported when they are read, and rows of tables may have older values",
                 segment,
                 journal.directory,
                 part.position,
@@ -100,6 +103,9 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
         state.pending = PendingIndex(checkpoint)
         for slot in slots_of(txn, databases, names, tail.found):
             state.pending.add([(slot.log_id, [SLOT.pack(*slot)])])
+        value = txn.get(b"table_writes", db=databases["meta"])
+        state.table_writes = 0 if value is None else U64.unpack(value)[0]
+        add_table_rows(journal, state, tail.found)
         state.damaged.update(tail.damaged)
         durable_to = checkpoint.at if tail.end.segment == checkpoint.segment else 0
         journal.continue_at(tail.end, tail.next_number, durable_to, tail.is_left)
@@ -107,7 +113,7 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
     environment.read(load)
     if state.pending.count:
         log.info(
-            "read %d entries from the journal in %s that were not in the index yet",
+            "read %d rows from the journal in %s that were not in the index yet",
             state.pending.count,
             journal.directory,
         )
@@ -318,6 +324,37 @@ def slots_of(
             )
         )
     return slots
+
+
+def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
+    """Add the table rows of frames to those that are pending. Blocks. Raises OSError."""
+    for segment, frame, at, is_intact in found:
+        if frame.log_id != TABLES:
+            continue
+        rows: dict[bytes, bytes | None] = {}
+        number, expected = frame.base_offset, state.table_writes
+        if number < expected:
+            # This write failed, and could not be cut off. Its rows, or later ones, were committed.
+            log.info(
+                "a write to tables in the journal in %s, segment %d at %d, had failed: ignored",
+                journal.directory,
+                segment,
+                at,
+            )
+        else:
+            if number > expected or not is_intact:
+                log.error(
+                    "%d writes to tables are lost, because the journal in %s is damaged, segment "
+                    "%d before %d: the rows that they changed have older values",
+                    number - expected + (not is_intact),
+                    journal.directory,
+                    segment,
+                    at + FRAME.size + frame.size,
+                )
+            if is_intact:
+                rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
+            state.table_writes = number + 1
+        state.pending.add_table_rows(rows, segment, frame.size)
 
 
 def review_files(journal: Journal, state: WriterState) -> None:

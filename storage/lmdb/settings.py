@@ -39,7 +39,7 @@ class LmdbSettings:
     """
 
     index_entries: int = 10_000
-    """Entries whose rows wait in memory before they are committed: a commit of some 20 ms."""
+    """Rows that wait in memory before they are committed: a commit of some 20 ms."""
 
     index_seconds: float = 5.0
     """How long rows wait if there are fewer. A restart after a crash reads what waited.
@@ -52,7 +52,15 @@ class LmdbSettings:
     """Segments that may begin while rows wait: four of them hold 256 MiB, which a restart reads."""
 
     index_limit: int = 200_000
-    """Rows that may wait while LMDB cannot commit, about 50 MB. Appends are refused then."""
+    """Rows that may wait while LMDB cannot commit, about 50 MB. Appends and table rows are refused
+    then.
+    """
+
+    table_bytes: int = 2 * MIB
+    """Bytes of table rows that may wait. A burst with more is a transaction of LMDB.
+
+    Half of `held_bytes`: their commit needs room, too.
+    """
 
     cleaned_bytes: int = 1 * MIB
     """Bytes of a segment that are moved or skipped at a time: appends may have to wait for it."""

@@ -25,7 +25,7 @@ from storage.lmdb.journal import (
     make_journal_folder,
     read_entries,
 )
-from storage.lmdb.layout import U64, LogRow, Row, TopicRow, decode_topic, key_of
+from storage.lmdb.layout import U32, U64, LogRow, Row, TopicRow, decode_topic, key_of
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import LogCursor, log_row
 from storage.lmdb.recovery import checkpoint_of, recover
@@ -402,12 +402,29 @@ class LmdbStore(StoreState):
             if log.watchers:
                 log.notify()
 
-    def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
-        """Run `call(cursor)` in a worker thread, with a cursor on that database."""
+    def table_rows(self, table_id: int) -> Deferred[list[tuple[bytes, bytes]]]:
+        """The rows of a table in key order, also those that are not committed yet."""
+        prefix = U32.pack(table_id)
+        # Before the transaction begins: see `PendingIndex`.
+        pending = self._state.pending
 
-        def read(txn: Any, databases: Mapping[str, Any]) -> T:
-            with txn.cursor(db=databases[database]) as cursor:
-                return call(cursor)
+        def read(txn: Any, databases: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+            found: dict[bytes, bytes] = {}
+            with txn.cursor(db=databases["tables"]) as cursor:
+                if cursor.set_range(prefix):
+                    for key, value in cursor.iternext():
+                        if not key.startswith(prefix):
+                            break
+                        found[key] = value
+            if checkpoint_of(txn, databases) == pending.since:
+                # A copy, which takes one step: another thread may add rows.
+                for key, changed in dict(pending.table_rows).items():
+                    if key.startswith(prefix):
+                        if changed is None:
+                            found.pop(key, None)
+                        else:
+                            found[key] = changed
+            return [(key[len(prefix) :], value) for key, value in sorted(found.items())]
 
         return self._read(read)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes
-from storage.lmdb.layout import U32
-from storage.lmdb.write_burst import StoreAccess, Task
+from storage.lmdb.write_burst import StoreAccess, TablePut
 
 MAX_KEY_BYTES = 480
 """The limit of the interface. LMDB keys have up to 511 bytes, including 4 for the table id."""
@@ -23,19 +21,7 @@ class LmdbTable:
         self._table_id = table_id
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        prefix = U32.pack(self._table_id)
-
-        def rows(cursor: Any) -> list[tuple[bytes, bytes]]:
-            found: list[tuple[bytes, bytes]] = []
-            if cursor.set_range(prefix):
-                for key, value in cursor.iternext():
-                    if not key.startswith(prefix):
-                        break
-                    found.append((key[len(prefix) :], value))
-            return found
-
-        listed: list[tuple[bytes, bytes]] = await self._store.query("tables", rows)
-        return listed
+        return await self._store.table_rows(self._table_id)
 
     def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
         """No effect: one process has the store."""
@@ -48,5 +34,5 @@ class LmdbTable:
         taken = dict(rows)
         size = sum(len(key) + len(value or b"") for key, value in taken.items())
         return self._store.write(
-            Task(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size)
+            TablePut(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size)
         )

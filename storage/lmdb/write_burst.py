@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import Completion
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.frames import FRAME, compiled
+from storage.lmdb.frames import FRAME, compiled, encode_table_rows
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import (
     CHECKPOINT,
@@ -128,6 +128,15 @@ class Task(Generic[T]):
         self.done: Deferred[T] = Deferred()
 
 
+class TablePut(Task[None]):
+    """A write of table rows.
+
+    It needs the journal, or LMDB if the burst has a transaction anyway or the journal refuses it.
+    """
+
+    __slots__ = ()
+
+
 Operation = Append | Task[Any]
 Outcome = tuple[Operation, Any, Exception | None]
 
@@ -140,7 +149,7 @@ class StoreAccess(Protocol):
     def write(self, task: Task[T], /) -> Deferred[T]: ...
     def submit(self, operation: Operation, /) -> None: ...
     def mark_changed(self, log: LogStatus, /) -> None: ...
-    def query(self, database: str, call: Callable[[Any], T], /) -> Deferred[T]: ...
+    def table_rows(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
     def query_log(
         self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T], /
     ) -> Deferred[T]: ...
@@ -150,7 +159,8 @@ class StoreAccess(Protocol):
 
 
 class PendingIndex:
-    """Rows of `entries` that are not committed yet, per log in the order of offsets.
+    """Rows that are not committed yet: of `entries`, per log in the order of offsets, and of
+    `tables`, where None deletes a row.
 
     They continue what LMDB has up to `since`. The thread that has the turn adds rows, any thread
     reads them: a reader takes the rows before it begins its transaction, and leaves them out if
@@ -160,7 +170,11 @@ class PendingIndex:
     def __init__(self, since: Place) -> None:
         self.since = since
         self.rows: dict[int, list[bytes]] = {}
+        self.table_rows: dict[bytes, bytes | None] = {}
         self.count = 0
+        """Rows of both kinds."""
+        self.table_bytes: dict[int, int] = {}
+        """Bytes of the frames with table rows, by segment."""
 
     def add(self, added: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """Add rows of logs, by log id."""
@@ -171,6 +185,16 @@ class PendingIndex:
                 known = rows[log_id] = []
             known += keys
             self.count += len(keys)
+
+    def add_table_rows(
+        self, rows: Mapping[bytes, bytes | None], segment: int, payload_bytes: int
+    ) -> None:
+        """Add the rows of a frame in `segment`, by their keys in LMDB."""
+        known = len(self.table_rows)
+        self.table_rows.update(rows)
+        self.count += len(self.table_rows) - known
+        written = self.table_bytes.get(segment, 0)
+        self.table_bytes[segment] = written + FRAME.size + payload_bytes
 
 
 @dataclass(slots=True)
@@ -183,6 +207,9 @@ class WriterState:
 
     logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
+    table_writes: int = 0
+    """The number of the next write of table rows."""
+
     pending: PendingIndex = field(default_factory=lambda: PendingIndex(Place()))
     segments: dict[int, SegmentUse] = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)
@@ -259,6 +286,11 @@ class SegmentChanges:
             written, live, known = self._use(segment)
             self.changed[segment] = SegmentUse(written + added, live + added, known + frames)
 
+    def add_unneeded(self, segment: int, size: int) -> None:
+        """Count frames of `size` bytes that are not needed any more."""
+        written, live, frames = self._use(segment)
+        self.changed[segment] = SegmentUse(written + size, live, frames)
+
     def remove(self, slot: Slot) -> None:
         """Count a deleted entry; no effect for one that is not in the journal."""
         if slot.segment:
@@ -279,13 +311,20 @@ class Burst:
     """The writes of one burst: frames for the journal and, if needed, an LMDB transaction.
 
     The transaction begins with all rows that are pending, so that tasks find every entry. A burst
-    of appends alone has none; its rows become pending.
+    of appends and writes of table rows alone has none; its rows become pending.
     """
 
     def __init__(
         self, environment: LmdbEnvironment, journal: Journal, state: WriterState, size: int
     ) -> None:
         """`size` is about the number of bytes that are written to the journal."""
+        self.table_rows: dict[bytes, bytes | None] = {}
+        """Rows of tables to set or delete, by their keys in LMDB: all or none.
+
+        They are in one frame, or in the transaction if there is one. Both count as a write of table
+        rows. So if the journal refuses a frame, and the rows are committed instead, a restart that
+        finds the frame nevertheless ignores it by its number.
+        """
         self.databases = environment.databases
         self.staging = journal.stage(size)
         self.segments = SegmentChanges(state.segments)
@@ -296,6 +335,8 @@ class Burst:
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
         self._rows: list[tuple[int, list[bytes]]] = []
+        self._table_writes = state.table_writes
+        self._table_payload_bytes = 0
 
     @property
     def has_txn(self) -> bool:
@@ -303,14 +344,21 @@ class Burst:
 
     @property
     def txn(self) -> Any:
-        """The transaction, begun if necessary, with the rows of all entries. Raises lmdb.Error."""
+        """The transaction, begun if necessary, with all rows. Raises lmdb.Error."""
         if self._txn is None:
             self._txn = self._environment.begin()
             pending = self._state.pending
             self._put_rows(key for keys in pending.rows.values() for key in keys)
+            self._put_table_rows(pending.table_rows)
+            for segment, size in pending.table_bytes.items():
+                self.segments.add_unneeded(segment, size)
         if self._rows:
             rows, self._rows = self._rows, []
             self._put_rows(key for _, keys in rows for key in keys)
+        if self.table_rows:
+            self._table_writes = self._state.table_writes + 1
+            table_rows, self.table_rows = self.table_rows, {}
+            self._put_table_rows(table_rows)
         return self._txn
 
     def view(self, call: Callable[[Any], T]) -> T:
@@ -375,9 +423,11 @@ class Burst:
         self.segments.add(slot)
         return slot
 
-    def run(self, operations: Sequence[Operation]) -> list[Outcome]:
+    def run(self, operations: Sequence[Operation], most_table_bytes: int) -> list[Outcome]:
         """Run all operations in order. A refused one does not affect the others; an lmdb.Error
         fails all.
+
+        With more than `most_table_bytes` of pending table rows the burst has a transaction.
         """
         outcomes: list[Outcome] = []
         run: Callable[..., Iterable[Outcome]]
@@ -385,8 +435,16 @@ class Burst:
         for kind, some in groupby(operations, type):
             run = self._append if kind is Append else self._run_tasks
             outcomes += run(some)
-        if self.has_txn:
-            # The rows of the last appends.
+        if self.table_rows and not self.has_txn:
+            payload = encode_table_rows(self.table_rows)
+            pending = sum(self._state.pending.table_bytes.values())
+            if pending + FRAME.size + len(payload) <= most_table_bytes:
+                self.staging.put_table_rows(self._table_writes, payload)
+                self._table_writes += 1
+                self._table_payload_bytes = len(payload)
+                return outcomes
+        if self.has_txn or self.table_rows:
+            # The rows of the last operations.
             _ = self.txn
         return outcomes
 
@@ -413,6 +471,8 @@ class Burst:
             if self._moves_checkpoint:
                 checkpoint = CHECKPOINT.pack(*self.staging.end)
                 self._txn.put(b"journal", checkpoint, db=self.databases["meta"])
+            number = U64.pack(self._table_writes)
+            self._txn.put(b"table_writes", number, db=self.databases["meta"])
             self._txn.commit()
 
     @property
@@ -428,6 +488,7 @@ class Burst:
         state = self._state
         state.logs.update(self._logs)
         state.freeing.update(self._freeing)
+        state.table_writes = self._table_writes
         for log_id in self._closed:
             state.logs.pop(log_id, None)
         if self._txn is not None:
@@ -435,11 +496,14 @@ class Burst:
                 state.segments.update(self.segments.changed)
                 state.forgotten.clear()
             since = max(state.pending.since.segment, 1)
-            if self._moves_checkpoint:
-                state.pending = PendingIndex(self.staging.end)
+            state.pending = PendingIndex(self.staging.end)
             state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
         else:
             state.pending.add(self._rows)
+            if self.table_rows:
+                state.pending.add_table_rows(
+                    self.table_rows, self.staging.segment, self._table_payload_bytes
+                )
 
     def _put_rows(self, keys: Iterable[bytes]) -> None:
         """Put rows in key order, the cheapest order for the B+ tree."""
@@ -448,3 +512,11 @@ class Burst:
             with self._txn.cursor(db=self.databases["entries"]) as cursor:
                 cursor.putmulti(rows)
             self.segments.add_rows(key for key, _ in rows)
+
+    def _put_table_rows(self, rows: Mapping[bytes, bytes | None]) -> None:
+        tables = self.databases["tables"]
+        for key, value in sorted(rows.items()):
+            if value is None:
+                self._txn.delete(key, db=tables)
+            else:
+                self._txn.put(key, value, db=tables)

@@ -1,9 +1,9 @@
 """The writer thread: writes queued operations in bursts and makes each durable.
 
-A burst of appends is one write to the journal and one flush. Its rows are committed to LMDB later,
-with those of other bursts, or by the transaction of a burst that needs one anyway. Results are
-delivered to the reactor once per burst. Between bursts the thread frees space, a bounded amount at
-a time; this must also succeed on a disk that is too full for appends.
+A burst of appends and writes of table rows is one write to the journal and one flush. Its rows are
+committed to LMDB later, with those of other bursts, or by the transaction of a burst that needs one
+anyway. Results are delivered to the reactor once per burst. Between bursts the thread frees space,
+a bounded amount at a time; this must also succeed on a disk that is too full for appends.
 
 In the common case the flusher writes a burst of appends (`write_queue.py`). This thread does all
 the rest, failures included, while it has the turn; filling the journal ahead needs none.
@@ -30,7 +30,15 @@ from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import SEGMENT_HEADER, compiled
 from storage.lmdb.journal import Journal, JournalFailed
 from storage.lmdb.settings import LmdbSettings
-from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, Task, WriterState
+from storage.lmdb.write_burst import (
+    Append,
+    Burst,
+    Operation,
+    Outcome,
+    TablePut,
+    Task,
+    WriterState,
+)
 from storage.lmdb.write_queue import (
     SIZE,
     FailedBurst,
@@ -213,27 +221,39 @@ class LmdbWriter:
         finally:
             self.queue.outcomes_delivered()
 
-    def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
+    def _write(
+        self, operations: Sequence[Operation], *, in_transaction: bool = False
+    ) -> list[Outcome]:
         """Write one burst. If a medium refuses it, the operations that need this medium fail and
-        the others are retried without them: appends and replacements need the journal, tasks LMDB.
+        the others are retried without them: appends and replacements need the journal, tasks LMDB,
+        table rows one of them.
         """
         kinds = set(map(type, operations))
-        has_appends, has_tasks = Append in kinds, Task in kinds
+        has_appends, has_others = Append in kinds, kinds != {Append}
         try:
-            if has_appends:
-                self._limit_pending()
-            outcomes = self._commit(operations)
+            self._limit_pending()
+            if in_transaction:
+                outcomes = self._commit([Task(begin_transaction), *operations])[1:]
+            else:
+                outcomes = self._commit(operations)
         except Exception as error:  # noqa: BLE001 - a bug fails this burst, not the writer thread
-            fails_appends = isinstance(error, JournalFailed) or not has_tasks
-            reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
             rest: list[Operation] = []
-            if isinstance(error, JournalFailed):
+            is_journal = isinstance(error, JournalFailed)
+            if is_journal and not in_transaction:
                 rest = [one for one in operations if not _needs_journal(one)]
-            elif isinstance(error, lmdb.Error):
-                rest = [one for one in operations if isinstance(one, Append)]
+                if len(rest) == len(operations):
+                    return self._write(rest, in_transaction=True)
+            elif isinstance(error, lmdb.Error) and not in_transaction:
+                rest = [one for one in operations if type(one) is not Task]
+                if len(rest) == len(operations):
+                    # The table rows needed a transaction.
+                    rest = [one for one in operations if isinstance(one, Append)]
+            fails_appends = is_journal or not has_others
+            reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
             written: dict[int, Outcome] = {}
             if 0 < len(rest) < len(operations):
-                written = {id(outcome[0]): outcome for outcome in self._write(rest)}
+                again = self._write(rest, in_transaction=is_journal)
+                written = {id(outcome[0]): outcome for outcome in again}
             # A separate exception each: one raised by thousands of callers would collect all their
             # tracebacks.
             return [
@@ -245,7 +265,7 @@ class LmdbWriter:
             written_kinds = {type(one) for one, _, error in outcomes if error is None}
             if Append in written_kinds:
                 self._succeeded(APPENDING)
-            if Task in written_kinds:
+            if written_kinds & {Task, TablePut}:
                 self._succeeded(WRITING)
         return outcomes
 
@@ -313,7 +333,7 @@ class LmdbWriter:
         """Write the frames and commit the transaction, if there is one."""
         txn_id = None
         try:
-            outcomes = burst.run(operations)
+            outcomes = burst.run(operations, self._settings.table_bytes)
             if burst.staging.buffers:
                 self._journal.write(burst.staging)
             if burst.has_txn:

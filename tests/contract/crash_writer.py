@@ -1,8 +1,8 @@
 """The process that a crash test kills: appends to every partition and prints each acknowledgement.
 
 `python -m tests.contract.crash_writer SPEC`, with SPEC naming a bench's medium. Lines: `log P BASE
-END` for an append of the entries from BASE to END (exclusive), `row N` for a row of the table
-`rows`. A line is printed after the store acknowledged.
+END` for an append of the entries from BASE to END (exclusive), `row N` for a put to the table
+`rows`: it adds two rows and sets the row `last`. A line is printed after the store acknowledged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def put_for_ever(table: StateTable) -> None:
     row = len(await table.items()) // 2
     while True:
         key = b"%012d" % row
-        await table.put({key + b"a": b"1", key + b"b": b"2"})
+        await table.put({key + b"a": b"1", key + b"b": b"2", b"last": b"%d" % row})
         print(f"row {row}", flush=True)
         row += 1
 

@@ -185,11 +185,8 @@ async def test_environment_is_reopened_after_mdb_panic(open_store: Opener, direc
     await store.create_topic(topic())
     log, table = await store.log("orders", 0), await store.table("rows")
     await log.append([sized(0, 10)])
-    with broken_meta_page(directory):
-        failing = [table.put({b"a": b"1"}), table.put({b"b": b"2"})]
-        for one in failing:
-            with pytest.raises(StorageFailed):
-                await one
+    with broken_meta_page(directory), pytest.raises(StorageFailed):
+        await store.create_topic(topic("other"))
     assert bases(await log.read(0, 1000)) == [0]
     await table.put({b"c": b"3"})
     await log.append([sized(1, 10)])
@@ -218,17 +215,22 @@ async def test_store_opens_and_reads_on_full_disk(open_store: Opener, directory:
 async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
     open_store: Opener, directory: Path
 ) -> None:
-    """No file may become larger. Freeing and other entries' rows need pages, too."""
-    store = open_store(held_bytes=MIN_MAP_BYTES, tail_bytes=0, index_seconds=1e6)
+    """No file may become larger. Freeing and rows that wait need pages, too."""
+    limits = {"held_bytes": MIN_MAP_BYTES, "table_bytes": MIN_MAP_BYTES // 2}
+    store = open_store(tail_bytes=0, index_seconds=1e6, **limits)
     await store.open()
     await store.create_topic(topic("orders", 2))
     logs = [await store.log("orders", n) for n in range(2)]
+    table = await store.table("rows")
     for base in range(1500):
         appends = [log.append([sized(base, 10)]) for log in logs]
     for one in appends:
         await one
+    for number in range(2000):
+        put = table.put({b"%d" % number: bytes(150)})
+    await put
     size = (directory / "data.mdb").stat().st_size
-    assert store._state.pending.count == 3000
+    assert store._state.pending.count == 5000
     with no_file_may_grow(size):
         await logs[0].delete_before(1400)
         assert store._state.pending.count == 0

@@ -22,10 +22,12 @@ from storage.lmdb.frames import (
     append_frames,
     decode_frame,
     decode_segment_header,
+    decode_table_rows,
     encode_append,
     encode_appends,
     encode_frame,
     encode_segment_header,
+    encode_table_rows,
     entries_in,
     find_adjacent,
     has_payload,
@@ -422,3 +424,18 @@ def test_payloads_keep_at_most_an_eighth_that_is_not_theirs(gap: int, kind: type
     for read in (read_frames, entries_in):
         found = read(MARK, 100, data, rows)
         assert [(type(entry.payload), entry.payload) for entry in found] == [(kind, payload)] * 2
+
+
+ROW_KEYS = st.binary(min_size=1, max_size=484)
+
+
+@given(st.dictionaries(ROW_KEYS, st.none() | st.binary(max_size=300), max_size=8))
+def test_table_rows_are_read_as_they_were_written(rows: dict[bytes, bytes | None]) -> None:
+    assert decode_table_rows(encode_table_rows(rows)) == rows
+
+
+def test_table_rows_have_the_documented_layout() -> None:
+    """Lengths of key and value, key, value; all ones for a deleted row."""
+    assert encode_table_rows({b"\0\0\0\1k": b"value", b"\0\0\0\2gone": None}) == bytes.fromhex(
+        "00000005 00000005 00000001 6b 76616c7565 00000008 ffffffff 00000002 676f6e65"
+    )

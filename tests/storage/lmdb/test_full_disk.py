@@ -112,7 +112,7 @@ async def test_store_and_partition_open_on_full_disk_with_rows_to_be_committed(
     log = await store.log("orders", 0)
     for base in range(3):
         await log.append([sized(base, 100)])
-    assert store._state.pending.count == 3
+    assert store._state.pending.count == 4
     killed = tmp_path / "killed"
     shutil.copytree(directory, killed)
     with no_file_may_grow():

@@ -16,6 +16,8 @@ from storage.lmdb import LmdbStore, writer
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import FRAME, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
+from storage.lmdb.write_burst import Task
+from storage.lmdb.writer import begin_transaction
 from storage.log import PartitionLog, StorageFailed
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
@@ -65,11 +67,12 @@ def log_mark(directory: Path) -> bytes:
 
 
 def forget_index(directory: Path) -> None:
-    """Make LMDB as it is before any row of an entry is committed."""
+    """Make LMDB as it is before any row of an entry or a table is committed."""
     with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
-        for name in (b"entries", b"segments"):
+        for name in (b"entries", b"segments", b"tables"):
             txn.drop(env.open_db(name, txn=txn), delete=False)
-        txn.delete(b"journal", db=env.open_db(b"meta", txn=txn))
+        for key in (b"journal", b"table_writes"):
+            txn.delete(key, db=env.open_db(b"meta", txn=txn))
 
 
 @ensureDeferred
@@ -110,9 +113,9 @@ async def test_entries_of_deleted_topics_are_not_recovered_and_their_files_are_d
     again = await opened(open_store)
     log = await again.log("orders", 0)
     assert bases(await everything(log)) == []
-    # A row of a table takes a checkpoint along, in the last segment.
+    # The checkpoint is then in the last segment.
     await append(log, 1)
-    await (await again.table("rows")).put({b"k": b"v"})
+    await again.write(Task(begin_transaction))
     await until(lambda: not segment(directory).exists() and not segment(directory, 2).exists())
     assert segment(directory, 3).exists()
 
@@ -158,7 +161,7 @@ async def test_segment_without_anything_readable_is_reported_and_kept(
         assert "segment 2 of the journal" in caplog.text
         log = await store.log("orders", 0)
         await append(log, 2)
-        await (await store.table("rows")).put({b"k": b"v"})
+        await store.write(Task(begin_transaction))
         await store.close()
         assert kept.exists()
     again = await opened(open_store, **small)
@@ -280,7 +283,7 @@ async def test_segment_that_becomes_readable_later_is_not_deleted(
     caplog.clear()
     store = await opened(open_store, **small)
     assert "segment 2 of the journal" in caplog.text
-    await (await store.table("rows")).put({b"k": b"v"})
+    await store.write(Task(begin_transaction))
     await store.close()
     assert segment(directory, 2).read_bytes() == contents
 
@@ -481,7 +484,7 @@ async def test_store_with_a_journal_has_a_format_that_older_versions_refuse(
     write_store_of_format_1(directory)
     store = await opened(open_store)
     await store.close()
-    assert format_of(directory) == b"3"
+    assert format_of(directory) == b"4"
 
 
 def format_of(directory: Path) -> bytes:

@@ -21,6 +21,8 @@ from storage.lmdb import store as store_module
 from storage.lmdb import writer as writer_module
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import Row, slot_of
+from storage.lmdb.write_burst import Task
+from storage.lmdb.writer import begin_transaction
 from storage.log import Entry, LogClosed, PartitionLog
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
@@ -119,9 +121,7 @@ async def test_interrupted_freeing_continues_after_restart(
     again = open_store()
     await again.open()
     await freed(again)
-    left = await again.query(
-        "entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False))
-    )
+    left = await again.query_log(0, lambda cursor, _: sum(1 for _ in cursor.iternext(values=False)))
     assert left == (0 if how == "the topic was deleted" else 10)
 
 
@@ -342,9 +342,8 @@ async def test_read_of_moved_entry_finds_its_new_place(
     # The first burst is in the segment of `kept`, the second in another one.
     await append(deleted, 5)
     await append(deleted, 20)
-    # A row of a table takes the rows of the entries along.
-    await (await store.table("rows")).put({b"k": b"v"})
-    place = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    await store.write(Task(begin_transaction))
+    place = await store.query_log(0, lambda cursor, _: cursor.first() and cursor.key())
     read = store_module.read_entries
     is_found, is_moved = threading.Event(), threading.Event()
 
@@ -361,5 +360,5 @@ async def test_read_of_moved_entry_finds_its_new_place(
     await freed(store)
     is_moved.set()
     assert bases(await reading) == [0]
-    moved = await store.query("entries", lambda cursor: cursor.first() and cursor.key())
+    moved = await store.query_log(0, lambda cursor, _: cursor.first() and cursor.key())
     assert slot_of(moved).segment > slot_of(place).segment

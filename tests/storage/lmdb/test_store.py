@@ -173,7 +173,7 @@ async def test_append_queued_behind_topic_deletion_fails_and_stores_nothing(
     with pytest.raises(LogClosed):
         await log.append([sized(0, 10)])
     await deleted
-    assert await store.query("entries", lambda cursor: cursor.first()) is False
+    assert await store.query_log(0, lambda cursor, _: cursor.first()) is False
 
 
 @ensureDeferred

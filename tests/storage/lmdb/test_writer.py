@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 
 from storage.lmdb import writer as writer_module
 from storage.lmdb.write_burst import Burst, Task
+from storage.lmdb.writer import begin_transaction
 from storage.log import Entry, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import Counted, bases, everything, sized, topic
@@ -137,11 +138,12 @@ async def test_nothing_is_written_after_a_commit_that_stays_unknown(
 
     monkeypatch.setattr(store._environment, "is_committed", is_committed)
     first, put = log.append([sized(0, 10)]), table.put({b"a": b"1"})
+    task = store.write(Task(begin_transaction))
     await until(lambda: "does not show whether the last commit was written" in caplog.text)
     end = store._journal.end
     later = log.append([sized(1, 10)])
     closed = Deferred.fromCoroutine(store.close())
-    for one in (first, put, later):
+    for one in (first, put, task, later):
         with pytest.raises(StorageFailed):
             await one
     await closed
@@ -176,9 +178,12 @@ async def test_commit_that_raised_but_is_on_disk_succeeds(
     with monkeypatch.context() as patch:
         patch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
         first, put, append = table.put({}), table.put({b"a": b"1"}), log.append([sized(0, 10)])
+        task = store.write(Task(begin_transaction))
         await first
         await put
         await append
+        await task
+        assert not store._state.pending.count
     await log.append([sized(1, 10)])
     assert bases(await everything(log)) == [0, 1]
     assert await table.items() == [(b"a", b"1")]
@@ -192,7 +197,7 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
-    log, table = await store.log("orders", 0), await store.table("rows")
+    log = await store.log("orders", 0)
     await log.append([sized(0, 10)])
     environment = store._environment
     assert environment
@@ -207,7 +212,7 @@ async def test_unknown_commit_outcome_blocks_writes_but_not_reads(
 
     monkeypatch.setattr(environment, "is_committed", cannot_tell_at_first)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    first, second = table.put({b"a": b"1"}), log.append([sized(1, 10)])
+    first, second = store.write(Task(begin_transaction)), log.append([sized(1, 10)])
     assert bases(await log.read(0, 1)) == [0]
     await first
     await second
@@ -223,7 +228,6 @@ async def test_close_does_not_wait_for_a_lost_medium(
     store = open_store()
     await store.open()
     await store.create_topic(topic())
-    table = await store.table("rows")
     environment = store._environment
     assert environment
     begin = environment.begin
@@ -233,10 +237,10 @@ async def test_close_does_not_wait_for_a_lost_medium(
 
     monkeypatch.setattr(environment, "is_committed", gone)
     monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
-    put = table.put({b"a": b"1"})
+    task = store.write(Task(begin_transaction))
     await store.close()
     with pytest.raises(StorageFailed):
-        await put
+        await task
 
 
 @ensureDeferred

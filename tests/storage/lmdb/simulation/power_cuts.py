@@ -2,7 +2,9 @@
 
 `python -m tests.storage.lmdb.simulation.power_cuts FIRST LAST` runs seeds. After each power cut
 the store is opened again: acknowledged records are there, none is replaced by one that was refused,
-offsets are continuous, an append is there as a whole or not at all.
+offsets are continuous, an append is there as a whole or not at all. The rows of a table are those
+after a number of puts, in the order of the calls, with all acknowledged ones and without refused
+ones: only the last put may be a refused one.
 
 Half of the seeds have operations on the disk and commits that fail; of a failed write or flush any
 part may have reached the medium. Half have a disk that is full at times, also when the store is
@@ -32,7 +34,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredList
 
 from storage.lmdb import LmdbSettings, LmdbStore
-from storage.log import Entry, PartitionLog, StorageError
+from storage.log import Entry, PartitionLog, StateTable, StorageError
 from tests.storage.entries import everything, topic
 from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 
@@ -45,6 +47,7 @@ SETTINGS = LmdbSettings(
     segment_bytes=30_000,
     index_entries=15,
     index_seconds=0.02,
+    table_bytes=6000,
     cleaned_bytes=5000,
     freeing_entries=10,
     burst_operations=6,
@@ -76,13 +79,66 @@ class KnownRecords:
 
 
 @dataclass
+class KnownPuts:
+    """What callers know of the puts of a table, in the order of the calls.
+
+    `outcomes` says whether each is stored or refused; None while it is in flight.
+    """
+
+    puts: list[dict[bytes, bytes | None]] = field(default_factory=list)
+    outcomes: list[bool | None] = field(default_factory=list)
+
+    def copy(self) -> KnownPuts:
+        return KnownPuts(list(self.puts), list(self.outcomes))
+
+    def add_tried(self, later: KnownPuts) -> None:
+        """Add what was tried since this copy was made."""
+        self.puts = list(later.puts)
+        self.outcomes += [None] * (len(self.puts) - len(self.outcomes))
+
+    def begin(self, key: int, size: int) -> dict[bytes, bytes | None]:
+        """The next put. It replaces two rows, and replaces or deletes that of `key`."""
+        number = b"%d" % len(self.puts)
+        value = number.ljust(size) if len(self.puts) % 3 else None
+        rows = {b"last": number, b"pair": number, b"key %d" % key: value}
+        self.puts.append(rows)
+        self.outcomes.append(None)
+        return rows
+
+    def check(self, rows: dict[bytes, bytes]) -> None:
+        """Check the rows of the table, and that they are what the puts leave."""
+        last = int(rows.get(b"last", b"-1"))
+        stored = [number for number, outcome in enumerate(self.outcomes) if outcome]
+        assert last >= max(stored, default=-1), "an acknowledged put is lost"
+        # Those of a burst are stored together.
+        refused_from, expected = last + 1, [self._rows_after(last, last + 1)]
+        while refused_from and self.outcomes[refused_from - 1] is False:
+            refused_from -= 1
+            expected.append(self._rows_after(last, refused_from))
+        assert rows in expected, "the rows of the table are not what the puts leave"
+
+    def settle(self, rows: dict[bytes, bytes]) -> None:
+        """Continue with these rows: they have been read."""
+        self.puts, self.outcomes = [{**rows}], [True]
+        self.puts += [{}] * int(rows.get(b"last", b"0"))
+        self.outcomes += [False] * (len(self.puts) - 1)
+
+    def _rows_after(self, last: int, refused_from: int) -> dict[bytes, bytes]:
+        rows: dict[bytes, bytes | None] = {}
+        for number, put in enumerate(self.puts[: last + 1]):
+            if self.outcomes[number] is not False or number >= refused_from:
+                rows |= put
+        return {key: value for key, value in rows.items() if value is not None}
+
+
+@dataclass
 class Cut:
     """A moment at which power was lost or the process was killed."""
 
     disk: SimulatedDisk
     folder: Path
     known: list[KnownRecords]
-    rows: dict[bytes, bytes]
+    puts: KnownPuts
 
 
 class RandomWork:
@@ -109,7 +165,7 @@ class RandomWork:
             folder / "store", reactor=reactor, settings=settings, files=self.disk
         )
         self.known = [KnownRecords() for _ in range(PARTITIONS)]
-        self.rows: dict[bytes, bytes] = {}
+        self.puts = KnownPuts()
         self.cuts: list[Cut] = []
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
@@ -125,7 +181,7 @@ class RandomWork:
         begin = self.store._environment.begin
         failing = lambda: FailingCommit(begin(), self)  # noqa: E731
         self.store._environment.begin = failing  # type: ignore[method-assign]
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             if self._fills:
                 is_full = self.chance.random() < 0.3
                 self.disk.limit = self.disk.used + 30_000 if is_full else sys.maxsize
@@ -133,15 +189,26 @@ class RandomWork:
             for _ in range(self.chance.randint(1, 8)):
                 n = self.chance.randrange(PARTITIONS)
                 working.append(Deferred.fromCoroutine(self._change(logs[n], self.known[n])))
-            if self.chance.random() < self._changes * 1.5:
-                row = b"row %d" % number
-                with suppress(StorageError):
-                    await table.put({row: row})
-                    with self._lock:
-                        self.rows[row] = row
+            puts = self.chance.choice([0, 0, 1, 4])
+            working += [Deferred.fromCoroutine(self._put(table)) for _ in range(puts)]
             await DeferredList(working, fireOnOneErrback=True)
         self.disk.before, self._fails = lambda operation: None, 0
         await self.store.close()
+
+    async def _put(self, table: StateTable) -> None:
+        size = self.chance.choice([10, 10, 1000, 7000])
+        with self._lock:
+            number = len(self.puts.puts)
+            rows = self.puts.begin(self.chance.randrange(5), size)
+        is_stored = False
+        try:
+            await table.put(rows)
+            is_stored = True
+        except StorageError:
+            assert self._fails, "a put failed on a full disk"
+        finally:
+            with self._lock:
+                self.puts.outcomes[number] = is_stored
 
     async def _change(self, log: PartitionLog, known: KnownRecords) -> None:
         kind = self.chance.random()
@@ -217,7 +284,7 @@ class RandomWork:
     def _cut(self, chance: Random) -> Cut:
         # What is acknowledged is copied first: it must be on the medium that is copied next.
         with self._lock:
-            known, rows = [one.copy() for one in self.known], dict(self.rows)
+            known, puts = [one.copy() for one in self.known], self.puts.copy()
         is_killed = chance.random() < 0.4
         if not self.syncs and not is_killed:
             for one in known:
@@ -230,7 +297,8 @@ class RandomWork:
         with self._lock:
             for one, later in zip(known, self.known, strict=True):
                 one.add_tried(later)
-        return Cut(disk, folder, known, rows)
+            puts.add_tried(self.puts)
+        return Cut(disk, folder, known, puts)
 
 
 class FailingCommit:
@@ -291,14 +359,20 @@ async def check(cut: Cut, chance: Random) -> None:
             payload = b"after 0 1."
             await log.append([Entry(base, base, -1, payload)])
             known.acknowledged[base], known.tried[base] = payload, {payload}
-        rows = dict(await (await store.table("rows")).items())
-        assert cut.rows.items() <= rows.items()
+        table = await store.table("rows")
+        cut.puts.check(rows := dict(await table.items()))
+        cut.puts.settle(rows)
+        await table.put(cut.puts.begin(number, 10))
+        cut.puts.outcomes[-1] = True
+        cut.puts.check(dict(await table.items()))
         later = SecondCut(disk, folder, folder.with_name(f"{folder.name}.{number}"), chance)
         disk.before = later.cut
         base = log.next_offset
         payload = b"last 0 1."
         known.tried.setdefault(base, set()).add(payload)
+        put = table.put(cut.puts.begin(0, 10))
         await log.append([Entry(base, base, -1, payload)])
+        await put
         disk.before = lambda operation: None
         await store.close()
         assert later.disk
