@@ -147,6 +147,12 @@ class KafkaConnection(Protocol):
             return
         self.last_active = self._clock.seconds()
         splitter = self._splitter
+        if not splitter.partial_bytes and not self._has_partial_frame:
+            served = self._dispatch.serve_chunk(chunk, splitter.limit)
+            if served == len(chunk):
+                return
+            if served:
+                chunk = chunk[served:]
         try:
             frames = splitter.feed(chunk)
         except Refused as refusal:

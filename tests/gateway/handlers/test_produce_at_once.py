@@ -14,7 +14,6 @@ from random import Random
 from struct import pack_into
 from typing import Any
 
-import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -22,14 +21,15 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.configs.topic_configs import effective_config
-from gateway.handlers.produce import produce_again, produce_at_once
+from gateway.handlers.produce import produce_at_once
 from gateway.partitions.partition import Partition
+from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.in_flight import InFlightRequest
-from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.header import read_header
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, request, versions
@@ -299,7 +299,8 @@ def test_bug_at_the_end_of_an_append_closes_the_connection(
     if bug == "answered":
         client.dispatch._traffic = BrokenRecorder()
     else:
-        partition.unsaved_bytes = None
+        partition.unsaved_batches = SNAPSHOT_BATCHES
+        monkeypatch.setattr(env.broker.topics, "save_if_due", None)
         monkeypatch.setattr(Partition, "handle_storage_error", None)
     env.store.refuse_writes = bug == "refused"
     env.store.release()
@@ -346,18 +347,17 @@ def test_only_requests_with_the_last_header_are_served_without_reading_it(
     scenario.env.topic("orders")
     scenario.env.partition("orders")
     client = scenario.connect()
-    started: list[bool] = []
-    start_again = client.dispatch._start_again
+    read: list[Any] = []
 
-    def record(*arguments: Any) -> bool:
-        started.append(start_again(*arguments))
-        return started[-1]
+    def record(*given: Any) -> Any:
+        read.append(given)
+        return read_header(*given)
 
-    monkeypatch.setattr(client.dispatch, "_start_again", record)
+    monkeypatch.setattr("gateway.protocol.dispatch.read_header", record)
     for fields in ({}, change):
         asked = plain_request("orders", bytes(batch()), version=fields.get("version", 11))
         client.send(request(asked, client_id=fields.get("client_id", "me")))
-    assert (started, len(client.receive())) == ([is_expected], 2)
+    assert (len(read) == 1, len(client.receive())) == (is_expected, 2)
 
 
 def test_plain_request_has_the_attributes_of_a_request_in_dispatch(
@@ -392,22 +392,17 @@ def test_latency_begins_before_a_request_is_parsed(monkeypatch: pytest.MonkeyPat
     scenario.env.topic("orders")
     scenario.env.partition("orders")
 
-    def slowly(serve: Any) -> Any:
-        def served(*arguments: Any) -> Any:
-            scenario.ticks += 100_000
-            return serve(*arguments)
+    def open_slowly(topic: Any) -> Any:
+        scenario.ticks += 100_000
+        return open_partitions(topic)
 
-        return served
-
-    key = ApiKey.PRODUCE, 11
-    slow = msgspec.structs.replace(
-        ROUTES[key], at_once=slowly(produce_at_once), again=slowly(produce_again)
-    )
-    monkeypatch.setitem(ROUTES, key, slow)
+    topics = scenario.env.broker.topics
+    open_partitions = topics.open_partitions
+    monkeypatch.setattr(topics, "open_partitions", open_slowly)
     client = scenario.connect()
     for _ in range(3):
         client.send(request(plain_request("orders", bytes(batch())), client_id="me"))
-    assert client.dispatch._served_at_once.again is slow.again
+    assert client.dispatch._served_at_once is not None
     scenario.disconnect(client)
     assert scenario.usage(api_key=0, topic=None)["latency_us_sum"] == 300
 
