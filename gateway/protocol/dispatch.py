@@ -399,7 +399,9 @@ class Dispatch(DispatchState):
                     and header.body <= MAX_KEPT_HEADER_BYTES
                 ):
                     encoded = bytes(memoryview(frame)[: header.body])
-                    self._served_at_once = compiled.served_header(encoded, header, route, caller)
+                    self._served_at_once = compiled.served_header(
+                        encoded, header, route, caller, self._is_recorded, route.plain
+                    )
                 return served
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)

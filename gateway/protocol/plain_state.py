@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from gateway.coroutines import DelayedCall
     from gateway.net.flow_control import ConnectionFlow, MemoryBudget
     from gateway.partitions.producer_state import ProducerStateManager
+    from gateway.protocol.dispatch import Dispatch
     from gateway.protocol.in_flight import InFlightRequest, ReplyTransport
     from gateway.protocol.long_poll import LongPoll
     from gateway.protocol.mute import Mute
     from gateway.protocol.session import LoginSession
     from gateway.topics.tenant_scope import TenantScope
     from gateway.traffic.recorder import Recorder
-    from storage.log import PartitionLog
+    from storage.log import Buffer, PartitionLog
 
 
 class BudgetState:
@@ -160,17 +161,63 @@ class DispatchState:
     _turn_began: float
     _unanswered: int
 
-    def serve_chunk(self, chunk: memoryview, limit: int) -> int:
+    def serve_chunk(self, chunk: memoryview) -> int:
         """Start the requests at the start of `chunk` that are like the last one.
 
-        They are Produce requests of at most `limit` bytes. Returns how many bytes they take: 0 if
-        there is none. The others are for `Dispatch.frames_received`.
+        Returns how many bytes they take: 0 if there is none. The others are for
+        `Dispatch.frames_received`.
         """
         return 0
 
     def start_again(self, frame: bytearray) -> bool:
         """Start a request like the last one. Returns False, and has started nothing, for others."""
         return False
+
+
+class ConnectionState:
+    """`gateway.net.connection.KafkaConnection`."""
+
+    __slots__ = (
+        "_dispatch",
+        "_has_partial_frame",
+        "_is_closing",
+        "_is_logging_in",
+        "last_active",
+        "transport",
+    )
+
+    _dispatch: Dispatch
+    _has_partial_frame: bool
+    _is_closing: bool
+    _is_logging_in: bool
+    last_active: float
+    # Twisted types its transports by zope interfaces, which mypy does not support.
+    transport: Any
+
+
+class SocketState:
+    """`gateway.net.transport.TcpConnection`.
+
+    The compiled class also has fields for attributes of Twisted's class: connected, disconnecting,
+    _aborting, producerPaused.
+    """
+
+    __slots__ = ("_is_waiting_to_write", "_receive", "_unsent", "last_sent")
+
+    _is_waiting_to_write: bool
+    _receive: Callable[[memoryview], object] | None
+    _unsent: deque[Buffer] | None
+    last_sent: float
+
+    def use_protocol(self, protocol: Any, descriptor: int, seconds: Callable[[], float]) -> None:
+        """Pass what is received to `protocol`. `seconds` is the reactor's clock."""
+
+    def doRead(self) -> Any:
+        """Receive bytes, as `TcpConnection._read`."""
+        return self._read()
+
+    def _read(self) -> Any:
+        raise NotImplementedError
 
 
 if not TYPE_CHECKING and compiled.states:
@@ -180,3 +227,5 @@ if not TYPE_CHECKING and compiled.states:
     LongPollState = compiled.states.LongPollState
     PartitionState = compiled.states.PartitionState
     DispatchState = compiled.states.DispatchState
+    ConnectionState = compiled.states.ConnectionState
+    SocketState = compiled.states.SocketState

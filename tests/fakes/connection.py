@@ -119,7 +119,7 @@ class MemoryClient:
     def send(self, *frames: bytes) -> None:
         """Send frames, which arrive in one chunk."""
         chunk = memoryview(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
-        served = self.dispatch.serve_chunk(chunk, len(chunk))
+        served = self.dispatch.serve_chunk(chunk)
         splitter = FrameSplitter(len(chunk))
         rest = splitter.feed(chunk[served:])
         if rest:

@@ -3,11 +3,30 @@
 # The classes named State hold what the compiled code reads and changes for each request, as fields.
 # Their subclasses in Python have all other methods. `gateway.protocol.plain_state` describes them.
 
+from cpython.buffer cimport PyBUF_READ
+from cpython.mem cimport PyMem_Malloc
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.errno cimport EAGAIN, EINTR, ENOBUFS, errno
+
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
+
 from storage.bridge import after_calls
 
+cdef extern from "<sys/socket.h>" nogil:
+    int MSG_NOSIGNAL
+    ssize_t recv(int descriptor, void* at, size_t size, int flags)
+    ssize_t send(int descriptor, const void* at, size_t size, int flags)
+
 cdef enum:
+    # As READ_BYTES of `gateway.net.transport`.
+    MOST_READ = 262144
     # Requests of one chunk that are started before the others are queued.
     MOST_AT_ONCE = 50
+
+
+cdef unsigned char* arrived = <unsigned char*>PyMem_Malloc(MOST_READ)
+if arrived == NULL:
+    raise MemoryError
 
 
 cdef class BudgetState:
@@ -97,17 +116,65 @@ cdef class PlainWork:
 
 
 cdef class ServedHeader:
-    """The header of a request that was served at once, also as bytes, with its route and caller."""
+    """The header of a request that was served at once, also as bytes, with its route and caller.
+
+    It keeps what was found for the topic of the last request.
+    """
 
     cdef readonly bytes encoded
     cdef readonly object header, route, caller
     cdef PlainWork work
-    cdef object broker, seconds
+    cdef SessionState session
+    cdef object broker, quotas, topics, refused, seconds, now, may_serve
+    cdef int version
+    cdef bint is_recorded
+    cdef Py_ssize_t most_bytes
+    # The topic as it was sent, and as a name or an id.
+    cdef bytes sent_topic
+    cdef object topic, state
+    cdef dict states, partitions
 
-    def __init__(self, bytes encoded not None, header, route, caller):
+    def __init__(
+        self, bytes encoded not None, header, route, caller, bint is_recorded, PlainWork work
+    ):
+        broker = caller.broker
         self.encoded, self.header, self.route, self.caller = encoded, header, route, caller
-        self.work, self.broker = route.plain, caller.broker
-        self.seconds = self.broker.clock.seconds
+        self.work, self.is_recorded, self.session = work, is_recorded, caller.session
+        self.version = caller.api_version
+        self.broker, self.quotas, self.topics = broker, broker.client_quotas, broker.topics
+        self.refused = self.topics.refused_batches.refused
+        self.seconds, self.now = broker.clock.seconds, broker.now
+        self.most_bytes = broker.settings.socket_request_max_bytes
+
+    cdef bint has_topic_at(self, Source* source) noexcept:
+        """Whether the last topic was sent again; then it is read."""
+        cdef Py_ssize_t size
+        if self.sent_topic is None:
+            return False
+        size = PyBytes_GET_SIZE(self.sent_topic)
+        if not has(source, size):
+            return False
+        if memcmp(source.bytes + source.at, PyBytes_AS_STRING(self.sent_topic), size) != 0:
+            return False
+        source.at += size
+        return True
+
+    cdef keep_topic(self, topic, const unsigned char* at, Py_ssize_t size):
+        self.sent_topic = PyBytes_FromStringAndSize(<const char*>at, size)
+        self.topic, self.state = topic, None
+
+    cdef dict open_partitions(self, topic):
+        """As `Topics.open_partitions`."""
+        cdef dict partitions
+        if topic is self.topic and self.state is not None:
+            if self.states.get(topic) is self.state:
+                return self.partitions if self.may_serve is None or self.may_serve() else None
+            self.state = None
+        partitions = self.topics.open_partitions(topic)
+        if partitions is not None and topic is self.topic:
+            self.states, self.may_serve = self.topics.plain_lookup(topic)
+            self.state, self.partitions = self.states.get(topic), partitions
+        return partitions
 
 
 cdef class DispatchState:
@@ -122,27 +189,32 @@ cdef class DispatchState:
     cdef public bint _is_serving, _is_writing_held, _is_closed, _is_advancing
     cdef public bint _is_continuation_scheduled, _is_recorded
 
-    def serve_chunk(self, chunk, Py_ssize_t limit):
+    def serve_chunk(self, chunk):
         """Start the requests at the start of `chunk` that are like the last one.
 
-        They are Produce requests of at most `limit` bytes. Returns how many bytes they take: 0 if
-        there is none. The others are for `frames_received`.
+        Returns how many bytes they take: 0 if there is none. The others are for `frames_received`.
         """
         cdef Py_buffer buffer
-        cdef const unsigned char* p
+        if self._served_at_once is None:
+            return 0
+        PyObject_GetBuffer(chunk, &buffer, PyBUF_SIMPLE)
+        try:
+            return self.serve_bytes(<const unsigned char*>buffer.buf, buffer.len)
+        finally:
+            PyBuffer_Release(&buffer)
+
+    cdef Py_ssize_t serve_bytes(self, const unsigned char* p, Py_ssize_t end) except -1:
         cdef Py_ssize_t position = 0
         cdef int32_t size
         cdef int number = 0
         cdef ServedHeader served = self._served_at_once
         if served is None or self._queued_frames or self._ready_bytes or self._is_advancing:
             return 0
-        PyObject_GetBuffer(chunk, &buffer, PyBUF_SIMPLE)
         self._is_advancing = True
         try:
-            p = <const unsigned char*>buffer.buf
-            while buffer.len - position >= 4 and number < MOST_AT_ONCE:
+            while end - position >= 4 and number < MOST_AT_ONCE:
                 size = <int32_t>be32(p + position)
-                if size < 0 or size > limit or size > buffer.len - position - 4:
+                if size < 0 or size > served.most_bytes or size > end - position - 4:
                     break
                 if not has_header(p + position + 4, size, served.encoded) or not self.may_produce():
                     break
@@ -157,7 +229,6 @@ cdef class DispatchState:
                 position += 4 + size
         finally:
             self._is_advancing = False
-            PyBuffer_Release(&buffer)
         if number:
             self._long_poll.produce_served()
             if self._session.is_closed or (self._in_flight and self._in_flight[0].reply is not None):
@@ -197,18 +268,18 @@ cdef class DispatchState:
         cdef PlainProduce request = None
         cdef int64_t began = 0
         cdef double deadline
-        cdef object failure = None
+        failure = None
         if not session.is_ready or session.expires_at is not None or session.scope is not None:
             return False
-        if served.broker.client_quotas.is_active:
+        if served.quotas.is_active:
             return False
         if self._ticks is not None:
             began = self._ticks()
         try:
             request = plain_produce(
-                frame, PyBytes_GET_SIZE(served.encoded), served.header.api_version, served.work.most
+                frame, PyBytes_GET_SIZE(served.encoded), served.version, served.work.most, served
             )
-            if request is not None and not request.queue(served.caller, served.work):
+            if request is not None and not request.queue_for(served):
                 request = None
         except Exception as bug:
             failure = bug
@@ -281,8 +352,92 @@ cdef class DispatchState:
             answered += 1
         del self._in_flight[:answered]
         self._ready_bytes = 0
-        if buffers:
+        if buffers and not (
+            isinstance(self._transport, ConnectionState)
+            and (<ConnectionState>self._transport).send_now(buffers)
+        ):
             self._transport.write(buffers)
         if answered:
             self._flow.finished(freed, answered)
+        return True
+
+
+cdef class ConnectionState:
+    cdef public DispatchState _dispatch
+    cdef public object transport
+    cdef public double last_active
+    cdef public bint _is_closing, _is_logging_in, _has_partial_frame
+
+    cdef bint send_now(self, list buffers) except -1:
+        """As `write`, in the common case. Returns False, and has sent nothing, in any other."""
+        cdef SocketState socket
+        if self._is_logging_in or not isinstance(self.transport, SocketState):
+            return False
+        socket = <SocketState>self.transport
+        if not socket.send_now(buffers):
+            return False
+        self.last_active = socket.last_sent
+        return True
+
+
+cdef class SocketState:
+    cdef public bint connected, disconnecting, _aborting, producerPaused, _is_waiting_to_write
+    cdef public object _receive, _unsent
+    cdef public double last_sent
+    cdef public int _descriptor
+    cdef object _seconds
+    # The protocol, if it is one.
+    cdef ConnectionState _connection
+
+    def use_protocol(self, protocol, int descriptor, seconds):
+        """Pass what is received to `protocol`. `seconds` is the reactor's clock."""
+        self._connection = protocol if isinstance(protocol, ConnectionState) else None
+        self._descriptor, self._seconds = descriptor, seconds
+
+    def doRead(self):
+        cdef ConnectionState connection = self._connection
+        cdef Py_ssize_t size, served = 0
+        cdef int failure
+        if connection is None or not self.connected:
+            return self._read()
+        with nogil:
+            size = recv(self._descriptor, arrived, MOST_READ, 0)
+            failure = errno
+        if size < 0:
+            return None if failure in (EAGAIN, EINTR, ENOBUFS) else CONNECTION_LOST
+        if not size:
+            return CONNECTION_DONE
+        if not (connection._is_closing or connection._has_partial_frame):
+            served = connection._dispatch.serve_bytes(arrived, size)
+            if served:
+                connection.last_active = connection._dispatch._turn_began
+        if served < size:
+            self._receive(
+                PyMemoryView_FromMemory(<char*>arrived + served, size - served, PyBUF_READ)
+            )
+        return None
+
+    cdef bint send_now(self, list buffers) except -1:
+        """As `TcpConnection.send`, if the socket takes everything now."""
+        cdef bytes data
+        cdef const char* start
+        cdef Py_ssize_t size, sent
+        if (
+            self._connection is None
+            or not self.connected
+            or self.disconnecting
+            or self._aborting
+            or self.producerPaused
+            or self._is_waiting_to_write
+            or self._unsent is not None
+        ):
+            return False
+        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        start, size = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+        with nogil:
+            sent = send(self._descriptor, start, size, MSG_NOSIGNAL)
+        self.last_sent = self._seconds()
+        if sent < size:
+            # An error is reported when the reactor finds the socket writable.
+            self._send_rest([data], max(sent, 0))
         return True

@@ -250,9 +250,9 @@ cdef class PlainProduce:
     cdef Part* _parts
     cdef Py_ssize_t _count, _missing
     cdef list _partitions
-    cdef PlainWork _work
+    cdef ServedHeader _served
     cdef DispatchState _dispatch
-    cdef object _caller, _then, _outcome
+    cdef object _then, _outcome
     cdef bint _has_outcome, _is_stored, _has_limit
 
     api_key = 0
@@ -281,7 +281,7 @@ cdef class PlainProduce:
 
     def timed_out(self):
         """Return the response if the time is over before the appends have ended."""
-        return self._work.respond_late(self, self._caller)
+        return self._served.work.respond_late(self, self._served.caller)
 
     cdef reserve(self, Py_ssize_t count):
         parts = <Part*>PyMem_Realloc(self._parts, (self._count + count) * sizeof(Part) or 1)
@@ -295,27 +295,31 @@ cdef class PlainProduce:
         They are not queued if anything has to be awaited or refused before: the topic is not open
         to the caller, a partition is not open, a batch needs more checks or has a wrong CRC.
         """
+        return self.queue_for(ServedHeader(b"", None, None, caller, True, work))
+
+    cdef bint queue_for(self, ServedHeader served) except -1:
         cdef Part* part
         cdef Py_ssize_t number
         cdef PartitionState partition
+        cdef PlainWork work = served.work
         cdef bint has_refused
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
-        broker = caller.broker
-        topics = broker.topics
-        is_unrestricted = broker.authorizer is None and caller.session.scope is None
-        opened = []
-        for topic in self.topics:
-            if not (is_unrestricted or caller.may_use_topic(work.write, topic)):
-                return False
-            partitions = topics.open_partitions(topic)
-            if partitions is None:
-                return False
-            opened.append(partitions)
-        has_refused = bool(topics.refused_batches.refused) and work.has_refused(caller)
-        found = []
+        cdef dict partitions = None
+        cdef list found = []
+        is_unrestricted = served.broker.authorizer is None and served.session.scope is None
+        has_refused = bool(served.refused) and work.has_refused(served.caller)
+        topic = -1
         for number in range(self._count):
             part = self._parts + number
-            partition = (<dict?>opened[part.topic]).get(part.index)
+            if part.topic != topic:
+                topic = part.topic
+                name = self.topics[topic]
+                if not (is_unrestricted or served.caller.may_use_topic(work.write, name)):
+                    return False
+                partitions = served.open_partitions(name)
+                if partitions is None:
+                    return False
+            partition = partitions.get(part.index)
             if partition is None or part.size > partition.plain_bytes:
                 return False
             if part.has_producer and (has_refused or partition.recovery is not None):
@@ -327,9 +331,10 @@ cdef class PlainProduce:
             if not has_valid_crc(bytes + part.at, part.size):
                 return False
         self._partitions = found
-        self.append(broker.now(), work.queue)
-        caller.traffic.produced_at_once(self)
-        self.wait(caller, work)
+        self.append(served.now(), work.queue)
+        if served.is_recorded:
+            served.caller.traffic.produced_at_once(self)
+        self.wait(served)
         return True
 
     cdef append(self, int64_t now, queue):
@@ -367,9 +372,9 @@ cdef class PlainProduce:
                 batches[BATCHES_OF_FORMAT_2 | part.codec] += 1
         return records, size
 
-    cdef wait(self, caller, PlainWork work):
+    cdef wait(self, ServedHeader served):
         """Wait for the appends: each is an error, or a result with `when_done`."""
-        self._caller, self._work = caller, work
+        self._served = served
         self._missing = len(self.appends) + 1
         for append in self.appends:
             if type(append) is InFlightAppend:
@@ -383,6 +388,7 @@ cdef class PlainProduce:
     cpdef append_ended(self):
         cdef PartitionState partition
         cdef DispatchState dispatch
+        cdef ServedHeader served = self._served
         self._missing -= 1
         if self._missing:
             return
@@ -391,19 +397,19 @@ cdef class PlainProduce:
                 for append in self.appends:
                     partition = (<InFlightAppend>append)._partition
                     if (
-                        partition.unsaved_batches >= self._work.batches
-                        or partition.unsaved_bytes >= self._work.bytes
+                        partition.unsaved_batches >= served.work.batches
+                        or partition.unsaved_bytes >= served.work.bytes
                     ):
-                        self._caller.broker.topics.save_if_due(partition)
+                        served.topics.save_if_due(partition)
                 # Not `_outcome`: a reference to itself would keep the request's bytes.
                 self._is_stored = True
             else:
-                self._outcome = self._work.respond(self, self._caller)
+                self._outcome = served.work.respond(self, served.caller)
         except Exception as bug:
             # The connection is closed.
             self._outcome = bug
         self._has_outcome = True
-        self._caller = self._work = None
+        self._served = None
         then, self._then = self._then, None
         dispatch, self._dispatch = self._dispatch, None
         if dispatch is not None:
@@ -517,7 +523,9 @@ cdef bint has_header(const unsigned char* frame, Py_ssize_t size, bytes header) 
     )
 
 
-cpdef PlainProduce plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most):
+cpdef PlainProduce plain_produce(
+    frame, Py_ssize_t position, int version, Py_ssize_t most, ServedHeader served=None
+):
     """Return a PlainProduce of at most `most` partitions, or None. `position` is that of the body.
 
     None, too, if its batches have more than MOST_CHECKED_BYTES. `queue` checks the CRCs.
@@ -529,6 +537,7 @@ cpdef PlainProduce plain_produce(frame, Py_ssize_t position, int version, Py_ssi
     cdef Part* part
     cdef int64_t partitions, size, left = MOST_CHECKED_BYTES
     cdef int32_t topic
+    cdef Py_ssize_t begun
     cdef const unsigned char* batch
     cdef PlainProduce request
     if version < FIRST_WITH_BATCHES or not begin(&source, &head, frame, position, version):
@@ -541,7 +550,13 @@ cpdef PlainProduce plain_produce(frame, Py_ssize_t position, int version, Py_ssi
     if PyByteArray_GET_SIZE(frame) >= 8:
         request.correlation_id = <int32_t>be32(source.bytes + 4)
     for topic in range(<int32_t>head.topics):
-        name = topic_name(&source, version, head.compact)
+        begun = source.at
+        if served is not None and served.has_topic_at(&source):
+            name = served.topic
+        else:
+            name = topic_name(&source, version, head.compact)
+            if served is not None and name is not None:
+                served.keep_topic(name, source.bytes + begun, source.at - begun)
         if name is None or not length(&source, head.compact, True, &partitions):
             return None
         if not 0 <= partitions <= most - request._count:

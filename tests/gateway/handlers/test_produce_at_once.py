@@ -392,13 +392,13 @@ def test_latency_begins_before_a_request_is_parsed(monkeypatch: pytest.MonkeyPat
     scenario.env.topic("orders")
     scenario.env.partition("orders")
 
-    def open_slowly(topic: Any) -> Any:
+    def ask_slowly(now: float) -> bool:
         scenario.ticks += 100_000
-        return open_partitions(topic)
+        return True
 
-    topics = scenario.env.broker.topics
-    open_partitions = topics.open_partitions
-    monkeypatch.setattr(topics, "open_partitions", open_slowly)
+    refused = scenario.env.broker.topics.refused_batches
+    refused.refused["orders", 0, 7] = 0, 0, 0.0
+    monkeypatch.setattr(refused, "has_any", ask_slowly)
     client = scenario.connect()
     for _ in range(3):
         client.send(request(plain_request("orders", bytes(batch())), client_id="me"))
