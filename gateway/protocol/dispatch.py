@@ -26,7 +26,6 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import (
     CancelledError,
-    DelayedCall,
     SharedResult,
     after_calls,
     start,

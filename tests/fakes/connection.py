@@ -21,8 +21,8 @@ from twisted.internet.task import Clock
 from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 from gateway import handlers as handlers  # registers their routes
 from gateway.coarse_clock import CoarseClock
-from gateway.net.framing import FrameSplitter
 from gateway.net.flow_control import ConnectionFlow, MemoryBudget
+from gateway.net.framing import FrameSplitter
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.session import UNLIMITED, LoginSession, SessionLifetime
 from gateway.security.audit import NO_AUDIT_LOG

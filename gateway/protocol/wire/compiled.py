@@ -20,7 +20,7 @@ _INTERFACE = 7
 it has none), and changes with any of them."""
 
 
-def _unavailable(*_: object) -> None:
+def _unavailable(*_: object, **__: object) -> None:
     return
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from random import Random
 from struct import pack_into
@@ -26,10 +27,11 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.in_flight import InFlightRequest
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import read_header
+from gateway.topics.registry import Topics
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, request, versions
@@ -50,6 +52,8 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 NAMES = (*TOPICS, "absent", "__consumer_offsets")
 PARTITIONS = 2
+#: The store holds, completes, refuses and accepts writes; the topic "orders" is created again.
+EVENTS = ["hold", *["release"] * 2, "refuse", *["accept"] * 2, "create again", "wait"]
 
 
 def record_set(random: Random) -> bytes | None:
@@ -136,9 +140,16 @@ def some_events(random: Random) -> list[list[bytes] | str]:
     return [
         [next_frame() for _ in range(random.randint(1, 4))]
         if random.random() < 0.7
-        else random.choice(["hold", "release", "release", "refuse", "accept", "accept", "wait"])
+        else random.choice(EVENTS)
         for _ in range(8)
     ]
+
+
+async def create_again(topics: Topics) -> None:
+    """Delete the topic "orders", and create it again."""
+    with suppress(KafkaError):
+        await topics.delete(topics.require("orders"))
+        await topics.create("orders", PARTITIONS, {})
 
 
 SETTINGS: Sequence[dict[str, Any]] = (
@@ -180,6 +191,8 @@ def effects(
                     env.store.release()
                 case "refuse" | "accept":
                     env.store.refuse_writes = event == "refuse"
+                case "create again":
+                    env.background(create_again(env.broker.topics))
                 case "wait":
                     env.clock.advance(1.2)
                 case arrived:
@@ -190,7 +203,8 @@ def effects(
         env.clock.advance(100.0)
         replies.append(client.receive())
         scenario.disconnect(client)
-        partitions = [env.partition(name, n) for name in TOPICS for n in range(PARTITIONS)]
+        topics = [name for name in TOPICS if env.broker.topics.get(name)]
+        partitions = [env.partition(name, n) for name in topics for n in range(PARTITIONS)]
         return {
             "replies": replies,
             "entries": [
