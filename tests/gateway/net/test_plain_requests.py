@@ -209,9 +209,7 @@ async def test_replies_to_a_peer_that_does_not_read_arrive_later(
     (connection,) = gateway.connections
     await send(client, produce(0))
     await replies(client, 1)
-    held = connection.transport.socket
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    connection.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     count = 0
     while not connection.transport.unsent_bytes:
         await send(client, b"".join(produce(count + number) for number in range(50)))
