@@ -22,6 +22,7 @@ setup(
             ["gateway/protocol/wire/_plain.pyx"],
             depends=[
                 "records/_crc32.h",
+                "gateway/protocol/wire/_dispatch.pxi",
                 "gateway/protocol/wire/_produce.pxi",
                 "gateway/protocol/wire/_fetch.pxi",
             ],

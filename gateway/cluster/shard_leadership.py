@@ -140,6 +140,11 @@ class ShardLeadership:
         self._serving_watchers: list[Callable[[bool], None]] = []
         store.when_shard_lost(self._lost)
 
+    @property
+    def always_serves(self) -> bool:
+        """Whether `may_serve` is always true, as without a cluster."""
+        return self.may_serve is _always
+
     def watch(self, call: Callable[[int, ShardState], None]) -> None:
         """Call `call` with a shard and its new state after each change of a state."""
         self._watchers.append(call)

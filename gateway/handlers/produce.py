@@ -115,49 +115,9 @@ def produce_at_once(frame: bytearray, position: int, caller: Caller) -> DelayedR
     Returns None otherwise; the request is then served by `produce`, with the same effects.
     """
     request = compiled.plain_produce(frame, position, caller.api_version, TURN_PARTITIONS - 1)
-    if request is None or not _queue_at_once(request, caller):
+    if request is None or not request.queue(caller, PLAIN_WORK):
         return None
     return _delayed(request, request, request.timed_out)
-
-
-def produce_again(frame: bytearray, header: bytes, caller: Caller) -> Any:
-    """As `produce_at_once`, for a request with this `header`, the correlation id excepted.
-
-    Returns the `PlainProduce`, which is also its own request in dispatch, or None.
-    """
-    request = compiled.plain_produce(
-        frame, len(header), caller.api_version, TURN_PARTITIONS - 1, header
-    )
-    return request if request is not None and _queue_at_once(request, caller) else None
-
-
-def _queue_at_once(request: Any, caller: Caller) -> bool:
-    """Queue the batches of a plain request, or return False and change nothing."""
-    broker = caller.broker
-    topics = broker.topics
-    # As `caller.is_unrestricted`, without another call.
-    is_unrestricted = broker.authorizer is None and caller.session.scope is None
-    opened = []
-    for topic in request.topics:
-        if not (is_unrestricted or caller.may_use_topic(AclOperation.WRITE, topic)):
-            return False
-        partitions = topics.open_partitions(topic)
-        if partitions is None:
-            return False
-        opened.append(partitions)
-    if not request.find(opened, bool(topics.refused_batches.refused) and _has_refused(caller)):
-        return False
-    request.append(broker.now(), _queue_batch)
-    caller.traffic.produced_at_once(request)
-    request.wait(
-        caller,
-        topics.save_if_due,
-        _respond_at_once,
-        _timeout_at_once,
-        SNAPSHOT_BATCHES,
-        SNAPSHOT_BYTES,
-    )
-    return True
 
 
 def _queue_batch(
@@ -204,7 +164,19 @@ def _rows_at_once(request: Any, caller: Caller) -> ProducedRows:
     return _rows(decoded, request.ready, outcomes, caller)
 
 
-@serves(ApiKey.PRODUCE, 3, 13, at_once=produce_at_once, again=produce_again)
+PLAIN_WORK = compiled.plain_work(
+    AclOperation.WRITE,
+    _queue_batch,
+    _has_refused,
+    _respond_at_once,
+    _timeout_at_once,
+    most=TURN_PARTITIONS - 1,
+    batches=SNAPSHOT_BATCHES,
+    bytes=SNAPSHOT_BYTES,
+)
+
+
+@serves(ApiKey.PRODUCE, 3, 13, at_once=produce_at_once, plain=PLAIN_WORK)
 def produce(
     request: ProduceRequest, caller: Caller
 ) -> Awaitable[DelayedReply[ProduceResponse | None] | ProduceResponse | None]:

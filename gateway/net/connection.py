@@ -24,6 +24,7 @@ from gateway.net.framing import FrameSplitter
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
+from gateway.protocol.plain_state import ConnectionState
 from gateway.protocol.session import LoginSession, SessionLifetime, log_failed_login
 from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.traffic_rows import Reason
@@ -76,14 +77,11 @@ class ListenerInterface(Interface):
 
 
 @implementer(IHandshakeListener)
-class KafkaConnection(Protocol):
+class KafkaConnection(ConnectionState, Protocol):
     """The Twisted protocol and push producer of a connection.
 
     It is also the `ReplyTransport` of its dispatch.
     """
-
-    # Twisted types its transports by zope interfaces, which mypy does not support.
-    transport: Any
 
     def __init__(self, listener: ListenerInterface, host: str, port: int) -> None:
         broker = listener.broker
@@ -147,6 +145,12 @@ class KafkaConnection(Protocol):
             return
         self.last_active = self._clock.seconds()
         splitter = self._splitter
+        if not splitter.partial_bytes and not self._has_partial_frame:
+            served = self._dispatch.serve_chunk(chunk)
+            if served == len(chunk):
+                return
+            if served:
+                chunk = chunk[served:]
         try:
             frames = splitter.feed(chunk)
         except Refused as refusal:

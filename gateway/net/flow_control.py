@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.coroutines import Clock
+from gateway.protocol.plain_state import BudgetState, FlowState
 
 #: Bytes kept free for each resumed connection: the largest size of one read.
 RESUME_RESERVE_BYTES = 256 << 10
@@ -26,7 +27,7 @@ MAX_BYTES_BEHIND_WAITING_REQUEST = 64 << 10
 RESUME_INTERVAL_SECONDS = 0.01
 
 
-class MemoryBudget:
+class MemoryBudget(BudgetState):
     """Request bytes held by all connections.
 
     The total can exceed `limit` by one read (256 KiB) per connection that was being read when the
@@ -37,15 +38,7 @@ class MemoryBudget:
     complete it regardless of the limit, and connections between frames may use an extra eighth.
     """
 
-    __slots__ = (
-        "_clock",
-        "_is_scheduled",
-        "_waiting",
-        "limit",
-        "partial_bytes",
-        "request_bytes",
-        "unblocked",
-    )
+    __slots__ = ("_clock", "_is_scheduled", "_waiting")
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
@@ -53,7 +46,7 @@ class MemoryBudget:
         self.request_bytes = 0
         self.partial_bytes = 0
         self._waiting: dict[ConnectionFlow, None] = {}
-        self.unblocked: ConnectionFlow | None = None
+        self.unblocked = None
         self._is_scheduled = False
 
     @property
@@ -177,24 +170,13 @@ class OutgoingBytes:
         self.reserved -= reserved
 
 
-class ConnectionFlow:
+class ConnectionFlow(FlowState):
     """The share of one connection in the memory budget.
 
     `pause` and `resume` stop and restart reading from its socket.
     """
 
-    __slots__ = (
-        "_bytes",
-        "_max_bytes",
-        "_max_requests",
-        "_pause",
-        "_requests",
-        "_resume",
-        "_waiting_size",
-        "budget",
-        "is_paused",
-        "partial_bytes",
-    )
+    __slots__ = ("_pause", "_resume")
 
     def __init__(
         self,
@@ -213,7 +195,7 @@ class ConnectionFlow:
         self._bytes = 0
         self._requests = 0
         self.partial_bytes = 0
-        self._waiting_size: int | None = None
+        self._waiting_size = None
         self.is_paused = False
 
     @property

@@ -21,11 +21,12 @@ from twisted.python.failure import Failure
 
 from gateway.coroutines import Cancel, call_later
 from gateway.net.flow_control import OutgoingBytes
+from gateway.protocol.plain_state import SocketState
 from gateway.protocol.wire import compiled
 from storage.log import Buffer
 
 #: Bytes of one read: several requests of 16 KiB, or a quarter of one of 1 MiB. All connections
-#: share one buffer.
+#: share one buffer; the compiled code has one of the same size.
 READ_BYTES = 256 << 10
 
 #: Buffers of one sendmsg call. Linux accepts at most 1024 (IOV_MAX).
@@ -79,7 +80,7 @@ class Receiver(Protocol):
     def received(self, chunk: memoryview, /) -> None: ...
 
 
-class TcpConnection(tcp.Server):
+class TcpConnection(SocketState, tcp.Server):
     """A TCP connection.
 
     A protocol with a `received` method gets views of a shared buffer. Any other protocol (TLS) gets
@@ -94,11 +95,11 @@ class TcpConnection(tcp.Server):
         # Twisted's are strings of 80 bytes for each connection.
         self.logstr = self.repstr = type(self.protocol).__name__
         # As long as nothing is unsent there is no queue: an empty one takes 760 bytes.
-        self._unsent: deque[Buffer] | None = None
+        self._unsent = None
         self._unsent_bytes = 0
         #: Time of the last send in the reactor's seconds, used to detect peers that do not read.
         self.last_sent = self.reactor.seconds()
-        self._receive = getattr(self.protocol, "received", None)
+        self._use_protocol()
         self._is_in_flush_queue = False
         self._is_waiting_to_write = False
         #: Whether the last send is so long ago that the peer has received it. Then the connection
@@ -118,9 +119,13 @@ class TcpConnection(tcp.Server):
         except OSError:
             return False
 
-    def doRead(self) -> Any:
+    def _use_protocol(self) -> None:
+        self._receive = getattr(self.protocol, "received", None)
+        self.use_protocol(self.protocol, self.fileno(), self.reactor.seconds)
+
+    def _read(self) -> Any:
         if self._receive is None:
-            return super().doRead()
+            return tcp.Server.doRead(self)
         try:
             size = self.socket.recv_into(_arrived)
         except OSError as failure:
@@ -133,7 +138,7 @@ class TcpConnection(tcp.Server):
     def switch_protocol(self, protocol: Any, received: memoryview) -> None:
         """Replace the protocol. The new one gets `received`, and everything received later."""
         self.protocol = protocol
-        self._receive = getattr(protocol, "received", None)
+        self._use_protocol()
         protocol.makeConnection(self)
         if not len(received):
             return
@@ -172,6 +177,10 @@ class TcpConnection(tcp.Server):
             self.last_sent = self.reactor.seconds()
             if sent == compiled.total(buffers):
                 return
+        self._send_rest(buffers, sent)
+
+    def _send_rest(self, buffers: Iterable[Buffer], sent: int) -> None:
+        """Queue what is left of `buffers` after the first `sent` bytes."""
         # Empty buffers are dropped; no Python loop, since a large reply has thousands.
         added = list(filter(len, buffers))
         if not added:
@@ -267,6 +276,7 @@ class TcpConnection(tcp.Server):
         except OSError:
             return main.CONNECTION_LOST
         self._receive = _ignore
+        self.use_protocol(None, -1, self.reactor.seconds)
         self.startReading()
         self._half_close_timer = call_later(
             self.reactor, HALF_CLOSE_SECONDS, self._finish_half_close

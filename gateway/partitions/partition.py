@@ -18,6 +18,7 @@ from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, start, when_ended
 from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import KafkaError, storage_error
+from gateway.protocol.plain_state import PartitionState
 from gateway.protocol.wire import compiled
 from records import BatchHeader, stamp_batch
 from records.batch import NO_PRODUCER_ID
@@ -131,7 +132,7 @@ class ProducerRecovery:
     finished: SharedResult[None] = field(default_factory=SharedResult)
 
 
-class Partition:
+class Partition(PartitionState):
     """A partition led by this gateway.
 
     `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
@@ -145,18 +146,9 @@ class Partition:
         "_empty_ranges",
         "_has_remote_clients",
         "_on_fenced",
-        "_queued_appends",
         "has_resigned",
-        "in_flight",
         "index",
-        "keeps_timestamps",
-        "log",
-        "plain_bytes",
-        "producers",
-        "recovery",
         "topic",
-        "unsaved_batches",
-        "unsaved_bytes",
     )
 
     def __init__(

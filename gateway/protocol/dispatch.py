@@ -26,7 +26,6 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import (
     CancelledError,
-    DelayedCall,
     SharedResult,
     after_calls,
     start,
@@ -38,13 +37,13 @@ from gateway.protocol.forwarded import LARGE_BODY_BYTES, decode, forward
 from gateway.protocol.in_flight import (
     InFlightRequest,
     ReplyTransport,
-    ServedHeader,
     count_usage,
     encode_counted,
     with_header,
 )
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.mute import Mute
+from gateway.protocol.plain_state import DispatchState
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
@@ -83,7 +82,7 @@ MAX_TURN_SECONDS = 0.005
 MAX_KEPT_HEADER_BYTES = 1024
 
 
-class Dispatch:
+class Dispatch(DispatchState):
     """Serves the frames of one connection.
 
     `flow` holds its limits and pauses reading; `traffic` records requests and replies.
@@ -107,12 +106,13 @@ class Dispatch:
         self._peer = peer
         self._listener = listener
         self._traffic = traffic
+        self._is_recorded = traffic is not NULL_RECORDER
         self._ticks = traffic.ticks
         # Lists, because most connections are idle, and an empty deque takes 760 bytes. The next
         # frame is the last one.
-        self._queued_frames: list[bytearray] = []
+        self._queued_frames = []
         self._long_poll = LongPoll(transport.acknowledge)
-        self._in_flight: list[InFlightRequest] = []
+        self._in_flight = []
         self._unanswered = 0
         self._ready_bytes = 0
         self._is_serving = False
@@ -125,12 +125,12 @@ class Dispatch:
         self._turn_began = 0.0
         self._client_usage: ClientUsage | None = None
         self._last_caller: Caller | None = None
-        self._served_at_once: ServedHeader | None = None
+        self._served_at_once = None
         # None until the first throttle time.
-        self._mute: Mute | None = None
+        self._mute = None
         # One timer for all requests: it is not cancelled for each of them. `_expires_at` is its
         # time, in the clock's seconds.
-        self._expiry: DelayedCall | None = None
+        self._expiry = None
         self._expires_at = 0.0
 
     @property
@@ -157,14 +157,7 @@ class Dispatch:
 
     def frames_received(self, frames: list[bytearray]) -> None:
         """Queue these frames, and start the requests that may start now."""
-        if len(frames) == 1:
-            frame = frames[0]
-            self._flow.requests_arrived(len(frame), 1)
-            served = self._served_at_once
-            if served is not None and self._start_alone(frame, served):
-                return
-        else:
-            self._flow.requests_arrived(sum(map(len, frames)), len(frames))
+        self._flow.requests_arrived(sum(map(len, frames)), len(frames))
         self._queued_frames[:0] = frames[::-1]
         others = 0
         for frame in frames:
@@ -292,8 +285,7 @@ class Dispatch:
         return frame.startswith(_PRODUCE) and self._session.is_ready
 
     def _start(self, frame: bytearray) -> None:
-        served = self._served_at_once
-        if served is not None and self._start_again(frame, served):
+        if self._served_at_once is not None and self.start_again(frame):
             return
         request = InFlightRequest(len(frame), 0 if self._ticks is None else self._ticks())
         self._in_flight.append(request)
@@ -332,93 +324,22 @@ class Dispatch:
             if request.api_key != ApiKey.FETCH:
                 self._transport.acknowledge()
 
-    def _start_alone(self, frame: bytearray, served: ServedHeader) -> bool:
-        """As `_advance` for one request that is served like the last one, without the queue.
-
-        Most requests of producers arrive alone. Returns False, and has changed nothing, unless
-        nothing is queued or ready to be sent.
-        """
-        if (
-            self._queued_frames
-            or self._ready_bytes
-            or self._is_advancing
-            or not self._may_start(frame)
-        ):
-            return False
-        self._is_advancing = True
-        self._turn_began = self._broker.clock.seconds()
-        try:
-            if not self._start_again(frame, served):
-                return False
-        finally:
-            self._is_advancing = False
-        self._long_poll.produce_served()
-        if self._session.is_closed or self._in_flight[0].reply is not None:
-            self._send()
-        return True
-
-    def _start_again(self, frame: bytearray, served: ServedHeader) -> bool:
-        """Start a request that can be served at once, like the last one.
-
-        Returns False, and has started nothing, for any other request.
-        """
-        session = self._session
-        if (
-            not frame.startswith(_PRODUCE)
-            or self._broker.client_quotas.is_active
-            or not session.is_ready
-            or session.expires_at is not None
-            or session.scope is not None
-        ):
-            return False
-        began = 0 if self._ticks is None else self._ticks()
-        try:
-            request = served.again(frame, served.encoded, served.caller)
-        except Exception as failure:  # noqa: BLE001 - as in `_start`
-            self._fail_unstarted(frame, served, began, failure)
-            return True
-        if request is None:
-            # It is not tried for the same frame again.
-            self._served_at_once = None
-            return False
-        self._in_flight.append(request)
-        self._unanswered += 1
-        try:
-            request.route = served.route
-            if began:
-                request.began = began
-            self._traffic.request_started(request, served.header)
-            deadline = request.begin(self._turn_began, self._plain_ended)
-            if deadline and (self._expiry is None or deadline < self._expires_at):
-                self._expire_at(deadline)
-        except Exception as bug:  # noqa: BLE001 - as in `_start`
-            self._failed(request, bug)
-        return True
-
     def _fail_unstarted(
-        self, frame: bytearray, served: ServedHeader, began: int, failure: Exception
+        self,
+        frame: bytearray,
+        header: RequestHeader,
+        route: Route,
+        began: int,
+        failure: Exception,
     ) -> None:
+        """A request like the last one, which arrived at the time `began`, could not be started."""
         request = InFlightRequest(len(frame), began)
-        request.route = served.route
-        request.api_key, request.version = served.header.api_key, served.header.api_version
+        request.route = route
+        request.api_key, request.version = header.api_key, header.api_version
         self._in_flight.append(request)
         self._unanswered += 1
-        self._traffic.request_started(request, served.header)
+        self._traffic.request_started(request, header)
         self._failed(request, failure)
-
-    def _plain_ended(self, request: Any) -> None:
-        """The appends of a request of `_start_again` have ended."""
-        try:
-            size = 0 if self._is_closed else request.answer()
-            if not size:
-                self._appended(request, request)
-                return
-            self._unanswered -= 1
-            self._ready_bytes += size
-            self._traffic.request_answered(request, request, size)
-            self._send_later()
-        except Exception as bug:  # noqa: BLE001 - as in `_appended`
-            self._failed(request, bug)
 
     async def _serve(self, frame: bytearray, request: InFlightRequest) -> Any:
         """Return the reply or a `DelayedReply`.
@@ -473,11 +394,13 @@ class Dispatch:
             if served is not None:
                 if (
                     caller is self._last_caller
-                    and route.again is not None
+                    and route.plain is not None
                     and header.body <= MAX_KEPT_HEADER_BYTES
                 ):
                     encoded = bytes(memoryview(frame)[: header.body])
-                    self._served_at_once = ServedHeader(encoded, header, route, route.again, caller)
+                    self._served_at_once = compiled.served_header(
+                        encoded, header, route, caller, self._is_recorded, route.plain
+                    )
                 return served
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)

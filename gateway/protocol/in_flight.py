@@ -10,12 +10,10 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.coroutines import Cancel
-from gateway.protocol.caller import Caller
 from gateway.protocol.request_time import RequestStopwatch
-from gateway.protocol.routes import Again, Route
+from gateway.protocol.routes import Route
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.throttle_time import encode_throttled
 from gateway.security.quota_usage import RequestUsage
 from storage.log import Buffer
@@ -78,16 +76,6 @@ class InFlightRequest(msgspec.Struct, eq=False):
     usage: RequestUsage | None = None
     stopwatch: RequestStopwatch | None = None
     throttle_ms: int = 0
-
-
-class ServedHeader(msgspec.Struct, frozen=True):
-    """The header of a request that was served at once, also as bytes, with its route and caller."""
-
-    encoded: bytes
-    header: RequestHeader
-    route: Route
-    again: Again
-    caller: Caller
 
 
 def count_usage(request: InFlightRequest, usage: RequestUsage, reply: Any) -> int:

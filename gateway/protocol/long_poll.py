@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gateway.protocol.plain_state import LongPollState
+
 #: First wait after a Produce. Doubling reaches 0.5 seconds after nine fetches.
 MIN_WAIT_SECONDS = 0.001
 
@@ -24,20 +26,13 @@ def acknowledge_nothing() -> None:
     """The `acknowledge` of a `LongPoll` without a TCP connection."""
 
 
-class LongPoll:
+class LongPoll(LongPollState):
     """The state of one connection.
 
     A waiting Fetch sets `on_request`, which is called when another request arrives behind it.
     """
 
-    __slots__ = (
-        "_has_partial_request",
-        "_limit",
-        "_overlaps",
-        "_requests_behind",
-        "acknowledge",
-        "on_request",
-    )
+    __slots__ = ("_requests_behind", "acknowledge", "on_request")
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         #: Acknowledges the received bytes (decision 031). To be called before a Fetch waits.
@@ -47,7 +42,8 @@ class LongPoll:
         self._has_partial_request = False
         #: Whether the client has ever sent a request while its Fetch was waiting.
         self._overlaps = False
-        self._limit: float | None = None
+        self._limit = None
+        self._first_limit = MIN_WAIT_SECONDS
         self.on_request: Callable[[], None] | None = None
 
     @property
@@ -78,13 +74,7 @@ class LongPoll:
         """Record that a request other than Fetch is being served."""
         self._requests_behind -= 1
         if is_produce and not self._overlaps:
-            self._limit = MIN_WAIT_SECONDS
-
-    def produce_served(self) -> None:
-        """Record that a Produce has arrived and is served, and no request waits behind it."""
-        self._has_partial_request = False
-        if not self._overlaps:
-            self._limit = MIN_WAIT_SECONDS
+            self._limit = self._first_limit
 
     def wait_seconds(self, max_wait_ms: int) -> float:
         """Return how long the next Fetch may wait."""

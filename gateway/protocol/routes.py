@@ -73,9 +73,6 @@ ItemRefusal = Callable[[Any, KafkaError, "Caller"], Coroutine[Any, Any, Any]]
 #: nothing: then `Handler` serves it.
 AtOnce = Callable[[bytearray, int, "Caller"], "DelayedReply[Any] | None"]
 
-#: As `AtOnce`, for a request with a known header. Returns the request in dispatch.
-Again = Callable[[bytearray, bytes, "Caller"], Any]
-
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """How to serve one version of an API.
@@ -83,8 +80,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     `decode(frame, position, version)` returns the request, `encode(reply, version)` the buffers of
     the body. `has_tagged_header` says whether the response header ends with tagged fields.
     `refuse_items` is None unless the API runs at the controller. `at_once` is None unless the API
-    has a common case that is served without decoding the request; then `again` serves the next
-    request with the same header.
+    has a common case that is served without decoding the request; then `plain` is what compiled
+    code needs to serve the next request with the same header (`wire/_dispatch.pxi`), if there is
+    any.
     """
 
     api_key: ApiKey
@@ -94,7 +92,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     has_tagged_header: bool
     refuse_items: ItemRefusal | None = None
     at_once: AtOnce | None = None
-    again: Again | None = None
+    plain: Any = None
 
 
 ROUTES: dict[tuple[int, int], Route] = {}
@@ -110,7 +108,7 @@ def serves(
     *,
     at_controller: ItemRefusal | None = None,
     at_once: AtOnce | None = None,
-    again: Again | None = None,
+    plain: Any = None,
 ) -> Callable[[Handler], Handler]:
     """Route versions `first` to `last` of `api_key` to the decorated handler.
 
@@ -119,7 +117,7 @@ def serves(
     (`gateway.protocol.forwarded`). `at_controller` returns the reply to a request that the
     controller did not execute.
 
-    `at_once` and `again` serve the common case of these versions.
+    `at_once` and `plain` are for the common case of these versions, see `Route`.
 
     Raises ValueError if one of them has a handler already, or the API has no entry in
     `gateway.protocol.policy`.
@@ -132,7 +130,7 @@ def serves(
             if (api_key, version) in ROUTES:
                 raise ValueError(f"{api_key.name} v{version} already has a handler")
             ROUTES[api_key, version] = _route(
-                api_key, version, handler, at_controller, at_once, again
+                api_key, version, handler, at_controller, at_once, plain
             )
         return handler
 
@@ -161,7 +159,7 @@ def _route(
     handler: Handler,
     refuse_items: ItemRefusal | None,
     at_once: AtOnce | None,
-    again: Again | None,
+    plain: Any,
 ) -> Route:
     decode, encode = _HAND_WRITTEN_CODECS.get(api_key) or (
         partial(messages.decode, messages.REQUESTS[api_key]),
@@ -172,7 +170,7 @@ def _route(
     flexible = (
         api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
     )
-    return Route(api_key, handler, decode, encode, flexible, refuse_items, at_once, again)
+    return Route(api_key, handler, decode, encode, flexible, refuse_items, at_once, plain)
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:

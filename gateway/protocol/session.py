@@ -35,6 +35,7 @@ from auth.mechanism import (
 from gateway import logs
 from gateway.coroutines import CancelledError
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
+from gateway.protocol.plain_state import SessionState
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.audit import AuditLog
 from gateway.security.authorizer import TopicDecisions
@@ -115,7 +116,7 @@ class _ChangedMechanism:
         raise AuthenticationFailed(self._reason)
 
 
-class LoginSession:
+class LoginSession(SessionState):
     """The log-in of one connection.
 
     Without `mechanisms` the session is ready at once. `host` is the client's address. `seconds` is
@@ -137,15 +138,11 @@ class LoginSession:
         "_seconds",
         "_tenants",
         "began",
-        "expires_at",
         "has_authenticated",
         "host",
-        "is_closed",
-        "is_ready",
         "mechanism",
         "principal",
         "refusal",
-        "scope",
         "state",
         "topic_decisions",
     )
@@ -167,12 +164,12 @@ class LoginSession:
         self._can_reauthenticate = False
         self.has_authenticated = False
         self.began = 0.0
-        self.expires_at: float | None = None
+        self.expires_at = None
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
         self.refusal: str | None = None
         self.topic_decisions = TopicDecisions()
-        self.scope: TenantScope | None = None
+        self.scope = None
         self._enter(LoginState.INITIAL if mechanisms else LoginState.READY)
 
     @property

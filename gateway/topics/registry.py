@@ -242,6 +242,18 @@ class Topics:
             return None
         return state.partitions
 
+    def plain_lookup(
+        self, topic: str | bytes
+    ) -> tuple[Mapping[Any, TopicState], Callable[[], bool] | None]:
+        """What `open_partitions` uses for most topics.
+
+        It is the table of topics by name or by id, and what tells whether they may be served, None
+        if they always may. While a topic has the same value in the table, its open partitions are
+        in the same dictionary.
+        """
+        table = self._by_name if isinstance(topic, str) else self._by_id
+        return table, None if self._leadership.always_serves else self._leadership.may_serve
+
     async def partition(self, topic: str | bytes, index: int) -> Partition:
         """Return the partition, opening it if necessary. Raises KafkaError.
 

@@ -22,6 +22,7 @@ from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 from gateway import handlers as handlers  # registers their routes
 from gateway.coarse_clock import CoarseClock
 from gateway.net.flow_control import ConnectionFlow, MemoryBudget
+from gateway.net.framing import FrameSplitter
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.session import UNLIMITED, LoginSession, SessionLifetime
 from gateway.security.audit import NO_AUDIT_LOG
@@ -117,7 +118,12 @@ class MemoryClient:
 
     def send(self, *frames: bytes) -> None:
         """Send frames, which arrive in one chunk."""
-        self.dispatch.frames_received([bytearray(frame) for frame in frames])
+        chunk = memoryview(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+        served = self.dispatch.serve_chunk(chunk)
+        splitter = FrameSplitter(len(chunk))
+        rest = splitter.feed(chunk[served:])
+        if rest:
+            self.dispatch.frames_received(rest)
         self.flow.pause_if_over_limit()
 
     def run_reactor(self) -> None:

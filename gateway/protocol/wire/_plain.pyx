@@ -26,7 +26,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 6
+INTERFACE = 7
 
 cdef enum:
     HEADER_BYTES = 61
@@ -481,5 +481,6 @@ cdef void put_row(
             put_length(sink, -1, True, False)
 
 
+include "_dispatch.pxi"
 include "_produce.pxi"
 include "_fetch.pxi"

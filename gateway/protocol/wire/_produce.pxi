@@ -32,11 +32,21 @@ cdef struct Part:
 cdef class PlainProduce
 
 
+cdef class PartitionState:
+    """The part of `gateway.partitions.partition.Partition` that each append needs."""
+
+    cdef public object log, producers, recovery, _queued_appends
+    cdef public dict in_flight
+    cdef public int64_t plain_bytes, unsaved_bytes, unsaved_batches
+    cdef public bint keeps_timestamps
+
+
 cdef class InFlightAppend:
     """As `gateway.partitions.partition.InFlightAppend`, which describes it."""
 
     cdef readonly int64_t end_offset
-    cdef object _partition, _batch, _records, _failure
+    cdef PartitionState _partition
+    cdef object _batch, _records, _failure
     cdef int64_t _queued_offset, _base_offset, _log_append_time, _now
     cdef Py_ssize_t _size
     cdef PlainProduce _request
@@ -50,7 +60,7 @@ cdef class InFlightAppend:
         return self._batch
 
     def stored(self, assigned):
-        partition = self._partition
+        cdef PartitionState partition = self._partition
         try:
             partition.unsaved_bytes += self._size
             partition.unsaved_batches += 1
@@ -58,7 +68,7 @@ cdef class InFlightAppend:
                 result = partition.assign(self.batch, self.result(), assigned, self._now)
                 self._base_offset = result.base_offset
             if self._has_producer:
-                (<dict?>partition.in_flight).pop(self._queued_offset, None)
+                partition.in_flight.pop(self._queued_offset, None)
         except Exception as bug:
             self._failure = bug
         self.end()
@@ -137,7 +147,7 @@ cdef header_of(records):
 
 
 cdef InFlightAppend queue_next(
-    partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
+    PartitionState partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
 ):
     """As `Partition.queue_batch`, for a batch without a producer or the next one of its producer.
 
@@ -207,7 +217,7 @@ cdef InFlightAppend queue_next(
             durable_end = partition_log.end_offset
             while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
                 del batches[0]
-        (<dict?>partition.in_flight)[base_offset] = append
+        partition.in_flight[base_offset] = append
     if isinstance(waiting, Completion):
         waiting.when_ended(append.stored, append.refused)
     else:
@@ -218,8 +228,8 @@ cdef InFlightAppend queue_next(
 cdef class PlainProduce:
     """A Produce request with one valid batch for each partition, from its bytes to its reply.
 
-    The handler asks whether the batches may be appended at once (`find`), queues them (`append`)
-    and calls `wait`. If all appends succeed, the object is its own reply (`body`).
+    `queue` appends its batches if they may be appended at once. If all appends succeed, the object
+    is its own reply (`body`).
 
     It has the attributes of a request in dispatch, too (`gateway.protocol.dispatch`).
     """
@@ -239,9 +249,10 @@ cdef class PlainProduce:
     cdef public double deadline
     cdef Part* _parts
     cdef Py_ssize_t _count, _missing
-    cdef int64_t _most_batches, _most_bytes
     cdef list _partitions
-    cdef object _caller, _stored, _respond, _respond_late, _then, _ended, _outcome
+    cdef ServedHeader _served
+    cdef DispatchState _dispatch
+    cdef object _then, _outcome
     cdef bint _has_outcome, _is_stored, _has_limit
 
     api_key = 0
@@ -270,7 +281,7 @@ cdef class PlainProduce:
 
     def timed_out(self):
         """Return the response if the time is over before the appends have ended."""
-        return self._respond_late(self, self._caller)
+        return self._served.work.respond_late(self, self._served.caller)
 
     cdef reserve(self, Py_ssize_t count):
         parts = <Part*>PyMem_Realloc(self._parts, (self._count + count) * sizeof(Part) or 1)
@@ -278,46 +289,59 @@ cdef class PlainProduce:
             raise MemoryError
         self._parts = parts
 
-    def find(self, list opened, bint has_refused):
-        """Whether all batches may be queued now.
+    def queue(self, caller, PlainWork work not None):
+        """Queue the batches, or return False and change nothing.
 
-        Not if a partition is not open, or its batch needs more checks or has a wrong CRC. `opened`
-        has the open partitions of each topic by index; `has_refused` tells whether batches of
-        idempotent producers were refused before.
+        They are not queued if anything has to be awaited or refused before: the topic is not open
+        to the caller, a partition is not open, a batch needs more checks or has a wrong CRC.
         """
+        return self.queue_for(ServedHeader(b"", None, None, caller, True, work))
+
+    cdef bint queue_for(self, ServedHeader served) except -1:
         cdef Part* part
         cdef Py_ssize_t number
+        cdef PartitionState partition
+        cdef PlainWork work = served.work
+        cdef bint has_refused
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
-        if len(opened) != len(self.topics):
-            raise ValueError("one item for each topic is required")
-        partitions = []
+        cdef dict partitions = None
+        cdef list found = []
+        is_unrestricted = served.broker.authorizer is None and served.session.scope is None
+        has_refused = bool(served.refused) and work.has_refused(served.caller)
+        topic = -1
         for number in range(self._count):
             part = self._parts + number
-            partition = (<dict?>opened[part.topic]).get(part.index)
-            if partition is None or part.size > <Py_ssize_t>partition.plain_bytes:
+            if part.topic != topic:
+                topic = part.topic
+                name = self.topics[topic]
+                if not (is_unrestricted or served.caller.may_use_topic(work.write, name)):
+                    return False
+                partitions = served.open_partitions(name)
+                if partitions is None:
+                    return False
+            partition = partitions.get(part.index)
+            if partition is None or part.size > partition.plain_bytes:
                 return False
             if part.has_producer and (has_refused or partition.recovery is not None):
                 return False
-            partitions.append(partition)
+            found.append(partition)
         # Last: otherwise `request` would compute the same CRCs again.
         for number in range(self._count):
             part = self._parts + number
             if not has_valid_crc(bytes + part.at, part.size):
                 return False
-        self._partitions = partitions
+        self._partitions = found
+        self.append(served.now(), work.queue)
+        if served.is_recorded:
+            served.caller.traffic.produced_at_once(self)
+        self.wait(served)
         return True
 
-    def append(self, int64_t now, queue):
-        """Queue the batches, after `find`.
-
-        `queue(partition, records, batch, now, name of the topic)` returns the append or the error
-        of a batch that is not the common case.
-        """
+    cdef append(self, int64_t now, queue):
+        """Queue the batches."""
         cdef Part* part
         cdef Py_ssize_t number
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
-        if self._partitions is None:
-            raise ValueError("the partitions are not known")
         self.appends = []
         for number in range(self._count):
             part = self._parts + number
@@ -348,16 +372,9 @@ cdef class PlainProduce:
                 batches[BATCHES_OF_FORMAT_2 | part.codec] += 1
         return records, size
 
-    def wait(self, caller, stored, respond, respond_late, int64_t batches, int64_t bytes):
-        """Wait for the appends: each is an error, or a result with `when_done`.
-
-        If all of them succeed, `stored` is called with each partition that has at least this many
-        unsaved `batches` or `bytes`. Otherwise `respond(self, caller)` returns the response or the
-        failure. `respond_late` is the same for `timed_out`.
-        """
-        self._caller, self._stored, self._respond = caller, stored, respond
-        self._most_batches, self._most_bytes = batches, bytes
-        self._respond_late = respond_late
+    cdef wait(self, ServedHeader served):
+        """Wait for the appends: each is an error, or a result with `when_done`."""
+        self._served = served
         self._missing = len(self.appends) + 1
         for append in self.appends:
             if type(append) is InFlightAppend:
@@ -369,52 +386,54 @@ cdef class PlainProduce:
         self.append_ended()
 
     cpdef append_ended(self):
-        cdef InFlightAppend append
+        cdef PartitionState partition
+        cdef DispatchState dispatch
+        cdef ServedHeader served = self._served
         self._missing -= 1
         if self._missing:
             return
         try:
             if all_stored(self.appends):
                 for append in self.appends:
-                    partition = append._partition
+                    partition = (<InFlightAppend>append)._partition
                     if (
-                        <int64_t>partition.unsaved_batches >= self._most_batches
-                        or <int64_t>partition.unsaved_bytes >= self._most_bytes
+                        partition.unsaved_batches >= served.work.batches
+                        or partition.unsaved_bytes >= served.work.bytes
                     ):
-                        self._stored(partition)
+                        served.topics.save_if_due(partition)
                 # Not `_outcome`: a reference to itself would keep the request's bytes.
                 self._is_stored = True
             else:
-                self._outcome = self._respond(self, self._caller)
+                self._outcome = served.work.respond(self, served.caller)
         except Exception as bug:
             # The connection is closed.
             self._outcome = bug
         self._has_outcome = True
-        self._caller = self._stored = self._respond = self._respond_late = None
+        self._served = None
         then, self._then = self._then, None
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(self)
+        dispatch, self._dispatch = self._dispatch, None
+        if dispatch is not None:
+            dispatch.plain_ended(self)
         if then is not None:
             then()
 
-    def begin(self, double now, ended):
-        """Become a request in dispatch, and call `ended(self)` once the appends have ended.
+    cdef double begin(self, double now, DispatchState dispatch) except -1:
+        """Become a request of `dispatch`, which learns when the appends have ended.
 
         Returns the time at which the client is to be answered in any case, 0 if there is none.
         """
         self.is_appending = True
         if self._has_outcome:
-            ended(self)
+            dispatch.plain_ended(self)
             return 0.0
-        self._ended = ended
+        self._dispatch = dispatch
         if self.acks == 0 or self.timeout_ms <= 0:
             return 0.0
         self._has_limit = True
         self.deadline = now + self.timeout_ms / 1000.0
         return self.deadline
 
-    def answer(self):
+    cdef Py_ssize_t answer(self) except -1:
         """Set `reply` if all appends succeeded. Returns its size, 0 if it is not set."""
         if not self._is_stored or self.acks == 0 or self.reply is not None:
             return 0
@@ -493,22 +512,23 @@ cdef bint all_stored(list appends) except -1:
     return True
 
 
-cdef bint has_header(frame, bytes header) except -1:
+cdef bint has_header(const unsigned char* frame, Py_ssize_t size, bytes header) noexcept:
     """Whether a frame begins with this header, the correlation id excepted."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(header)
-    cdef const char* one
     cdef const char* other = PyBytes_AS_STRING(header)
-    if type(frame) is not bytearray or size < 10 or PyByteArray_GET_SIZE(frame) < size:
-        return False
-    one = PyByteArray_AS_STRING(frame)
-    return memcmp(one, other, 4) == 0 and memcmp(one + 8, other + 8, size - 8) == 0
+    cdef Py_ssize_t expected = PyBytes_GET_SIZE(header)
+    return (
+        10 <= expected <= size
+        and memcmp(frame, other, 4) == 0
+        and memcmp(frame + 8, other + 8, expected - 8) == 0
+    )
 
 
-def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most, bytes header=None):
+cpdef PlainProduce plain_produce(
+    frame, Py_ssize_t position, int version, Py_ssize_t most, ServedHeader served=None
+):
     """Return a PlainProduce of at most `most` partitions, or None. `position` is that of the body.
 
-    None, too, if its batches have more than MOST_CHECKED_BYTES, or if it does not begin with
-    `header`. `find` checks the CRCs.
+    None, too, if its batches have more than MOST_CHECKED_BYTES. `queue` checks the CRCs.
 
     See `gateway.handlers.produce`.
     """
@@ -517,10 +537,9 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most, byte
     cdef Part* part
     cdef int64_t partitions, size, left = MOST_CHECKED_BYTES
     cdef int32_t topic
+    cdef Py_ssize_t begun
     cdef const unsigned char* batch
     cdef PlainProduce request
-    if header is not None and not has_header(frame, header):
-        return None
     if version < FIRST_WITH_BATCHES or not begin(&source, &head, frame, position, version):
         return None
     if not -1 <= head.acks <= 1:
@@ -531,7 +550,13 @@ def plain_produce(frame, Py_ssize_t position, int version, Py_ssize_t most, byte
     if PyByteArray_GET_SIZE(frame) >= 8:
         request.correlation_id = <int32_t>be32(source.bytes + 4)
     for topic in range(<int32_t>head.topics):
-        name = topic_name(&source, version, head.compact)
+        begun = source.at
+        if served is not None and served.has_topic_at(&source):
+            name = served.topic
+        else:
+            name = topic_name(&source, version, head.compact)
+            if served is not None and name is not None:
+                served.keep_topic(name, source.bytes + begun, source.at - begun)
         if name is None or not length(&source, head.compact, True, &partitions):
             return None
         if not 0 <= partitions <= most - request._count:

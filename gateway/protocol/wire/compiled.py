@@ -15,12 +15,12 @@ from storage.log import Buffer
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 6
+_INTERFACE = 7
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
 
-def _unavailable(*_: object) -> None:
+def _unavailable(*_: object, **__: object) -> None:
     return
 
 
@@ -35,9 +35,14 @@ frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
 in_flight_append: Callable[..., Any] = _unavailable
 plain_produce: Callable[..., Any] = _unavailable
+plain_work: Callable[..., Any] = _unavailable
+served_header: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
 stamp: Callable[..., Any] = _unavailable
+
+states: Any = None
+"""The compiled module with the classes of `gateway.protocol.plain_state`, if there is one."""
 
 total: Callable[[Iterable[Buffer]], int] = _total
 """The number of bytes in all buffers, also if it is not compiled. A reply can have thousands."""
@@ -49,7 +54,8 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
-            KERNEL = "cython"
+            KERNEL, states = "cython", _plain
+            plain_work, served_header = _plain.PlainWork, _plain.ServedHeader
             batch, fetch_reply, fetch_request, frames = (
                 _plain.batch,
                 _plain.fetch_reply,

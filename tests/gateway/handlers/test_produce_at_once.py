@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from random import Random
 from struct import pack_into
 from typing import Any
 
-import msgspec
 import pytest
 from crc32c import crc32c
 from hypothesis import given
@@ -22,14 +22,16 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.configs.topic_configs import effective_config
-from gateway.handlers.produce import produce_again, produce_at_once
+from gateway.handlers.produce import produce_at_once
 from gateway.partitions.partition import Partition
+from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
-from gateway.protocol.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.in_flight import InFlightRequest
-from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.header import read_header
+from gateway.topics.registry import Topics
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, request, versions
@@ -50,6 +52,8 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 NAMES = (*TOPICS, "absent", "__consumer_offsets")
 PARTITIONS = 2
+#: The store holds, completes, refuses and accepts writes; the topic "orders" is created again.
+EVENTS = ["hold", *["release"] * 2, "refuse", *["accept"] * 2, "create again", "wait"]
 
 
 def record_set(random: Random) -> bytes | None:
@@ -136,9 +140,16 @@ def some_events(random: Random) -> list[list[bytes] | str]:
     return [
         [next_frame() for _ in range(random.randint(1, 4))]
         if random.random() < 0.7
-        else random.choice(["hold", "release", "release", "refuse", "accept", "accept", "wait"])
+        else random.choice(EVENTS)
         for _ in range(8)
     ]
+
+
+async def create_again(topics: Topics) -> None:
+    """Delete the topic "orders", and create it again."""
+    with suppress(KafkaError):
+        await topics.delete(topics.require("orders"))
+        await topics.create("orders", PARTITIONS, {})
 
 
 SETTINGS: Sequence[dict[str, Any]] = (
@@ -180,6 +191,8 @@ def effects(
                     env.store.release()
                 case "refuse" | "accept":
                     env.store.refuse_writes = event == "refuse"
+                case "create again":
+                    env.background(create_again(env.broker.topics))
                 case "wait":
                     env.clock.advance(1.2)
                 case arrived:
@@ -190,7 +203,8 @@ def effects(
         env.clock.advance(100.0)
         replies.append(client.receive())
         scenario.disconnect(client)
-        partitions = [env.partition(name, n) for name in TOPICS for n in range(PARTITIONS)]
+        topics = [name for name in TOPICS if env.broker.topics.get(name)]
+        partitions = [env.partition(name, n) for name in topics for n in range(PARTITIONS)]
         return {
             "replies": replies,
             "entries": [
@@ -299,7 +313,8 @@ def test_bug_at_the_end_of_an_append_closes_the_connection(
     if bug == "answered":
         client.dispatch._traffic = BrokenRecorder()
     else:
-        partition.unsaved_bytes = None
+        partition.unsaved_batches = SNAPSHOT_BATCHES
+        monkeypatch.setattr(env.broker.topics, "save_if_due", None)
         monkeypatch.setattr(Partition, "handle_storage_error", None)
     env.store.refuse_writes = bug == "refused"
     env.store.release()
@@ -346,18 +361,17 @@ def test_only_requests_with_the_last_header_are_served_without_reading_it(
     scenario.env.topic("orders")
     scenario.env.partition("orders")
     client = scenario.connect()
-    started: list[bool] = []
-    start_again = client.dispatch._start_again
+    read: list[Any] = []
 
-    def record(*arguments: Any) -> bool:
-        started.append(start_again(*arguments))
-        return started[-1]
+    def record(*given: Any) -> Any:
+        read.append(given)
+        return read_header(*given)
 
-    monkeypatch.setattr(client.dispatch, "_start_again", record)
+    monkeypatch.setattr("gateway.protocol.dispatch.read_header", record)
     for fields in ({}, change):
         asked = plain_request("orders", bytes(batch()), version=fields.get("version", 11))
         client.send(request(asked, client_id=fields.get("client_id", "me")))
-    assert (started, len(client.receive())) == ([is_expected], 2)
+    assert (len(read) == 1, len(client.receive())) == (is_expected, 2)
 
 
 def test_plain_request_has_the_attributes_of_a_request_in_dispatch(
@@ -392,22 +406,17 @@ def test_latency_begins_before_a_request_is_parsed(monkeypatch: pytest.MonkeyPat
     scenario.env.topic("orders")
     scenario.env.partition("orders")
 
-    def slowly(serve: Any) -> Any:
-        def served(*arguments: Any) -> Any:
-            scenario.ticks += 100_000
-            return serve(*arguments)
+    def ask_slowly(now: float) -> bool:
+        scenario.ticks += 100_000
+        return True
 
-        return served
-
-    key = ApiKey.PRODUCE, 11
-    slow = msgspec.structs.replace(
-        ROUTES[key], at_once=slowly(produce_at_once), again=slowly(produce_again)
-    )
-    monkeypatch.setitem(ROUTES, key, slow)
+    refused = scenario.env.broker.topics.refused_batches
+    refused.refused["orders", 0, 7] = 0, 0, 0.0
+    monkeypatch.setattr(refused, "has_any", ask_slowly)
     client = scenario.connect()
     for _ in range(3):
         client.send(request(plain_request("orders", bytes(batch())), client_id="me"))
-    assert client.dispatch._served_at_once.again is slow.again
+    assert client.dispatch._served_at_once is not None
     scenario.disconnect(client)
     assert scenario.usage(api_key=0, topic=None)["latency_us_sum"] == 300
 

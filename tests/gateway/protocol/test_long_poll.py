@@ -52,23 +52,6 @@ def test_wait_never_exceeds_max_wait():
     assert poll.wait_seconds(MAX_WAIT_MS) == 0.5
 
 
-def test_served_produce_has_the_effects_of_one_that_was_queued():
-    one, other = LongPoll(acknowledge_nothing), LongPoll(acknowledge_nothing)
-    for poll in (one, other):
-        poll.partial_request_arrived()
-    one.produce_served()
-    produces(other)
-    assert not one.should_end
-    assert not other.should_end
-    assert waits(one, 5) == waits(other, 5)
-    for poll in (one, other):
-        overlaps(poll)
-        poll.request_started(is_produce=False)
-    one.produce_served()
-    produces(other)
-    assert waits(one, 2) == waits(other, 2) == [0.5, 0.5]
-
-
 def test_only_produce_shortens_waits():
     poll = LongPoll(acknowledge_nothing)
     poll.requests_arrived(1)
