@@ -34,7 +34,7 @@ class Tenant:
     admin_url: str
     name: str
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    _loaded: list[str] = field(default_factory=list, repr=False)
+    _loaded: list[str] = field(default_factory=list, repr=False, compare=False)
     """Namespaces made since the last `unload`."""
 
     @classmethod
