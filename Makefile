@@ -82,9 +82,11 @@ style: $(VENV)/.dev
 test: $(VENV)/.test
 	$(PY) -m pytest -q -n 4 $(PEERS) -m "not slow and not spark" $(ARGS)
 
-## tests that take minutes each
+## tests that take minutes each, and properties with 1,000 examples
 slow: $(VENV)/.report
 	$(PY) -m pytest -q -m slow $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "hypothesis and not peer and not slow and not spark" \
+		--hypothesis-profile=long $(ARGS)
 
 ## tests of the reports with PySpark (400 MB) and Java
 spark: $(VENV)/.report
@@ -209,8 +211,9 @@ $(VENV)/.made:
 		exit 1; }
 	@touch $@
 
+# Without debug information, which takes a quarter of the compiler's time; the code is the same.
 $(VENV)/.serve: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -e .
+	CFLAGS="$(CFLAGS) -g0" $(PIP) install -q -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

@@ -85,16 +85,22 @@ AVOID = {
 
 #: What may stand between two words of a phrase: a line break may be followed by a comment sign.
 _BETWEEN = r"(?:_|-|[ \t]+|[ \t]*\n[ \t]*(?:(?:#:|#|//|\*|>)[ \t]+)?)"
-_PATTERNS = {
-    re.compile(
-        rf"(?<![A-Za-z])(?:{phrase.replace(' ', _BETWEEN)})(?![A-Za-z])", re.IGNORECASE
-    ): advice
-    for phrase, advice in AVOID.items()
-}
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    phrase = phrase.replace(" ", _BETWEEN)
+    return re.compile(rf"(?<![A-Za-z])(?:{phrase})(?![A-Za-z])", re.IGNORECASE)
+
+
+_PATTERNS = {_pattern(phrase): advice for phrase, advice in AVOID.items()}
+#: One search for all: most files have none of them.
+_ANY = _pattern("|".join(AVOID))
 
 
 def words_to_avoid(text: str) -> Iterator[tuple[int, str, str]]:
     """Line number, word and advice for each word to avoid. An underscore separates words, too."""
+    if not _ANY.search(text):
+        return iter(())
     lines = text.splitlines()
     found = []
     for pattern, advice in _PATTERNS.items():

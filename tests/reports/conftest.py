@@ -28,6 +28,16 @@ FOR_SMALL_TABLES = {
     "spark_sql_codegen_factoryMode": "NO_CODEGEN",
 }
 
+#: Variables of a command without generated code, whose compilation is a fifth of its CPU time.
+WITHOUT_CODEGEN = {
+    "PYSPARK_SUBMIT_ARGS": " ".join(
+        f"--conf {name.replace('_', '.')}={text}"
+        for name, text in FOR_SMALL_TABLES.items()
+        if "codegen" in name
+    )
+    + " pyspark-shell"
+}
+
 
 @pytest.fixture(scope="session")
 def pyspark():

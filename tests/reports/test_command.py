@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.legacy_clients.brokers import are_required
-from tests.reports.conftest import FOR_SMALL_TABLES
+from tests.reports.conftest import WITHOUT_CODEGEN
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import running_in, when
 from tests.reports.traffic.traffic_logs import Process, ms
@@ -86,16 +86,10 @@ def command(logs, out):
 
 
 def report(logs, out, *before):
-    """Run the command without generated code, whose compilation is a fifth of its CPU time."""
-    settings = [
-        f"--conf {name.replace('_', '.')}={text}"
-        for name, text in FOR_SMALL_TABLES.items()
-        if "codegen" in name
-    ]
     return subprocess.run(
         [*before, *command(logs, out)],
         cwd=ROOT,
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{' '.join(settings)} pyspark-shell"},
+        env={**os.environ, **WITHOUT_CODEGEN},
         capture_output=True,
         text=True,
         check=False,
@@ -123,6 +117,7 @@ def killed_when(pattern, there, logs, out):
     with subprocess.Popen(
         words,
         cwd=ROOT,
+        env={**os.environ, **WITHOUT_CODEGEN},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.cli.report import STOPPED
 from tests.gateway.cli.screen import lines_of
+from tests.reports.conftest import WITHOUT_CODEGEN
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import COLUMNS, Terminal, running_in, when
 from tests.reports.traffic.traffic_logs import Process, ms
@@ -146,6 +147,13 @@ def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
     assert not (tmp_path / "out" / ".new").exists()
 
 
+@pytest.fixture
+def without_codegen(monkeypatch):
+    for name, text in WITHOUT_CODEGEN.items():
+        monkeypatch.setenv(name, text)
+
+
+@pytest.mark.usefixtures("without_codegen")
 @pytest.mark.parametrize(
     "point", ["while Java starts", "while rows are written", "while the report is made"]
 )
@@ -174,6 +182,7 @@ def test_ctrl_c_exits_130_with_one_line_and_leaves_nothing_incomplete(logs, tmp_
     ] == []
 
 
+@pytest.mark.usefixtures("without_codegen")
 def test_killed_java_exits_1_and_is_reported(logs, tmp_path):
     out = tmp_path / "out"
     here = Terminal(suspend_at(command("--logs", logs, "--out", out), out, "tables"))

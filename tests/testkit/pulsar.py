@@ -360,7 +360,8 @@ class Pulsar:
             "PULSAR_LOG_DIR": str(self.folder),
             # A small heap, and not the parallel collector of Pulsar's scripts, whose threads would
             # compete for few cores.
-            "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
+            # Enough for a start without collections of the whole heap.
+            "PULSAR_MEM": f"-Xms192m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
             "PULSAR_GC": " ".join([*jvm.QUIET, *self._flags]),
             "PULSAR_GC_LOG": " ",
         }
@@ -492,10 +493,24 @@ def pulsar(request: pytest.FixtureRequest) -> Iterator[Tenant]:
     if folder:
         uses("Apache Pulsar", VERSION)
         start = partial(_started_or_skipped, memory=SHARED_MEMORY)
-        yield Tenant.make(*shared_urls(Path(folder), start))
+        tenant = Tenant.make(*shared_urls(Path(folder), start))
+        _used_tenants.append(tenant)
+        yield tenant
         return
     with _started_or_skipped() as broker:
         yield broker.tenant()
+
+
+#: The tenant of this worker, once `pulsar` is used.
+_used_tenants: list[Tenant] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unloaded_namespaces() -> Iterator[None]:
+    """Close the topics of a module after its other fixtures."""
+    yield
+    for tenant in _used_tenants:
+        tenant.unload()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from tests.testkit.verifiable import TOPIC, ToolProcess
 MEMBERS = 2
 #: Records per second of each producer: enough that some are always in flight, few enough for two
 #: cores.
-PACE = 30
+PACE = 20
 #: Between two reads of what all clients have reported.
 LOOK_SECONDS = 0.1
 #: Acknowledgements after which a producer counts as recovered.

@@ -26,7 +26,7 @@ from tests.testkit.verifiable import TOPIC
 
 PARTITIONS = 12
 #: Seconds between two rounds of the producer, which sends one record to each partition.
-ROUND_SECONDS = 0.02
+ROUND_SECONDS = 0.05
 #: Seconds within which each client must make progress after a failure, on a busy machine.
 RECOVER_SECONDS = 300.0
 ANSWERS = 3 * PARTITIONS

@@ -29,7 +29,7 @@ from tests.testkit.verifiable import TOPIC
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 #: In CI, and in `make slow`.
-SHORT_OUTAGE_SECONDS, OUTAGE_SECONDS = 20.0, 60.0
+SHORT_OUTAGE_SECONDS, OUTAGE_SECONDS = 12.0, 60.0
 #: The outcome of a message is unknown after this; well within the outage.
 SEND_TIMEOUT_MS = 8_000
 #: Until all clients are served after Pulsar has recovered.
@@ -37,6 +37,9 @@ RECOVER_SECONDS = 300.0
 #: Connections that send as fast as they can, and the size of each record.
 PUSHERS = 16
 RECORD_BYTES = 256 << 10
+#: After an error, as clients back off before a retry. Until then the connection still has
+#: UNANSWERED - 1 requests in the gateway.
+BACK_OFF_SECONDS = 0.5
 #: Unanswered requests per connection.
 UNANSWERED = 20
 #: Limit of all requests in the gateway: a fifth of what the producers would fill.
@@ -120,8 +123,7 @@ class FloodingProducers:
                 self.stored[answer.base_offset] = value
             self._change.notify_all()
         if answer.error_code:
-            # As clients back off before a retry.
-            time.sleep(0.1)
+            time.sleep(BACK_OFF_SECONDS)
 
     def wait_for_answers(self, count: int, seconds: float) -> None:
         with self._change:
@@ -208,7 +210,7 @@ def test_gateway_without_pulsar_logs_outage_answers_metadata_and_can_be_stopped(
     pushers.start()
     pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
     restartable_pulsar.kill()
-    peak_memory(gateway, 2.5 * SEND_TIMEOUT_MS / 1000)
+    peak_memory(gateway, 1.5 * SEND_TIMEOUT_MS / 1000)
     for _ in range(10):
         watch = Stopwatch(gateway)
         connect_and_fetch_metadata(gateway)
