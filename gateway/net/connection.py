@@ -140,17 +140,14 @@ class KafkaConnection(ConnectionState, Protocol):
         self._listener.opened(self)
 
     def received(self, chunk: memoryview) -> None:
-        """Handle bytes received without TLS."""
+        """Handle bytes received without TLS.
+
+        They do not begin with plain requests: `SocketState.doRead` has served those.
+        """
         if self._is_closing:
             return
         self.last_active = self._clock.seconds()
         splitter = self._splitter
-        if not splitter.partial_bytes and not self._has_partial_frame:
-            served = self._dispatch.serve_chunk(chunk)
-            if served == len(chunk):
-                return
-            if served:
-                chunk = chunk[served:]
         try:
             frames = splitter.feed(chunk)
         except Refused as refusal:
@@ -178,7 +175,14 @@ class KafkaConnection(ConnectionState, Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         """Handle decrypted bytes of a TLS connection."""
-        self.received(memoryview(data))
+        chunk = memoryview(data)
+        if not (self._is_closing or self._has_partial_frame):
+            served = self._dispatch.serve_chunk(chunk)
+            if served:
+                self.last_active = self._clock.seconds()
+                chunk = chunk[served:]
+        if len(chunk):
+            self.received(chunk)
 
     def handshakeCompleted(self) -> None:
         """Handle the end of the TLS handshake."""

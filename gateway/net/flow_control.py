@@ -203,7 +203,10 @@ class ConnectionFlow(FlowState):
         return self.partial_bytes > 0
 
     def requests_arrived(self, size: int, requests: int) -> None:
-        """Record that `requests` whole requests arrived, with `size` bytes in total."""
+        """Record that `requests` whole requests arrived, with `size` bytes in total.
+
+        The compiled `FlowState.arrived` does the same, and `finished` as `requests_finished`.
+        """
         self._bytes += size
         self._requests += requests
         budget = self.budget

@@ -84,7 +84,8 @@ class TcpConnection(SocketState, tcp.Server):
     """A TCP connection.
 
     A protocol with a `received` method gets views of a shared buffer. Any other protocol (TLS) gets
-    separate bytes objects.
+    separate bytes objects. `SocketState.doRead` reads for connections of clients without TLS; for
+    all others it calls `_read`.
     """
 
     bufferSize = MAX_UNSENT_BYTES

@@ -120,12 +120,13 @@ class Dispatch(DispatchState):
         self._is_closed = False
         self._is_advancing = False
         self._is_continuation_scheduled = False
+        self._is_turn_over = False
         self._is_close_requested = False
         self._is_waiting_reported = False
         self._turn_began = 0.0
         self._client_usage: ClientUsage | None = None
         self._last_caller: Caller | None = None
-        self._served_at_once = None
+        self._plain_context = None
         # None until the first throttle time.
         self._mute = None
         # One timer for all requests: it is not cancelled for each of them. `_expires_at` is its
@@ -164,7 +165,12 @@ class Dispatch(DispatchState):
             if not frame.startswith(_FETCH):
                 others += 1
         self._long_poll.requests_arrived(others)
-        self._advance()
+        if self._is_turn_over:
+            # `serve_chunk` has started as many requests as one turn may start.
+            self._is_turn_over = False
+            self._continue_later()
+        else:
+            self._advance()
 
     def partial_frame_received(self, beginning: bytes) -> None:
         """Note that part of a frame was received.
@@ -196,6 +202,8 @@ class Dispatch(DispatchState):
             self._mute.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
+        # A caller refers to the connection, in a way that the garbage collector does not see.
+        self._last_caller = self._plain_context = None
         self._session.end()
         in_flight, self._in_flight = self._in_flight, []
         queued, self._queued_frames = self._queued_frames, []
@@ -271,6 +279,7 @@ class Dispatch(DispatchState):
             self._send()
 
     def _may_start(self, frame: bytearray) -> bool:
+        """The compiled `may_start_plain` does the same for plain requests."""
         if (
             self._is_serving
             or self._is_closed
@@ -285,7 +294,7 @@ class Dispatch(DispatchState):
         return frame.startswith(_PRODUCE) and self._session.is_ready
 
     def _start(self, frame: bytearray) -> None:
-        if self._served_at_once is not None and self.start_again(frame):
+        if self._plain_context is not None and self.start_again(frame):
             return
         request = InFlightRequest(len(frame), 0 if self._ticks is None else self._ticks())
         self._in_flight.append(request)
@@ -398,7 +407,7 @@ class Dispatch(DispatchState):
                     and header.body <= MAX_KEPT_HEADER_BYTES
                 ):
                     encoded = bytes(memoryview(frame)[: header.body])
-                    self._served_at_once = compiled.served_header(
+                    self._plain_context = compiled.plain_context(
                         encoded, header, route, caller, self._is_recorded, route.plain
                     )
                 return served
@@ -584,7 +593,10 @@ class Dispatch(DispatchState):
         self._mute_or_new().disable()
 
     def _send(self) -> None:
-        """Send all finished replies, in the order of their requests, in one write."""
+        """Send all finished replies, in the order of their requests, in one write.
+
+        The compiled `send_plain` does the same for plain requests.
+        """
         buffers: list[Buffer] = []
         reply: list[Buffer] | None = None
         freed = answered = 0

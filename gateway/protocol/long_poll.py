@@ -43,7 +43,6 @@ class LongPoll(LongPollState):
         #: Whether the client has ever sent a request while its Fetch was waiting.
         self._overlaps = False
         self._limit = None
-        self._first_limit = MIN_WAIT_SECONDS
         self.on_request: Callable[[], None] | None = None
 
     @property
@@ -74,7 +73,7 @@ class LongPoll(LongPollState):
         """Record that a request other than Fetch is being served."""
         self._requests_behind -= 1
         if is_produce and not self._overlaps:
-            self._limit = self._first_limit
+            self._limit = MIN_WAIT_SECONDS
 
     def wait_seconds(self, max_wait_ms: int) -> float:
         """Return how long the next Fetch may wait."""

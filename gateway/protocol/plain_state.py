@@ -78,9 +78,8 @@ class SessionState:
 class LongPollState:
     """`gateway.protocol.long_poll.LongPoll`."""
 
-    __slots__ = ("_first_limit", "_has_partial_request", "_limit", "_overlaps")
+    __slots__ = ("_has_partial_request", "_limit", "_overlaps")
 
-    _first_limit: float
     _has_partial_request: bool
     _limit: float | None
     _overlaps: bool
@@ -125,12 +124,13 @@ class DispatchState:
         "_is_continuation_scheduled",
         "_is_recorded",
         "_is_serving",
+        "_is_turn_over",
         "_is_writing_held",
         "_long_poll",
         "_mute",
+        "_plain_context",
         "_queued_frames",
         "_ready_bytes",
-        "_served_at_once",
         "_session",
         "_ticks",
         "_traffic",
@@ -148,12 +148,13 @@ class DispatchState:
     _is_continuation_scheduled: bool
     _is_recorded: bool
     _is_serving: bool
+    _is_turn_over: bool
     _is_writing_held: bool
     _long_poll: LongPoll
     _mute: Mute | None
+    _plain_context: Any
     _queued_frames: list[bytearray]
     _ready_bytes: int
-    _served_at_once: Any
     _session: LoginSession
     _ticks: Callable[[], int] | None
     _traffic: Recorder

@@ -244,15 +244,15 @@ class Topics:
 
     def plain_lookup(
         self, topic: str | bytes
-    ) -> tuple[Mapping[Any, TopicState], Callable[[], bool] | None]:
-        """What `open_partitions` uses for most topics.
+    ) -> tuple[dict[Any, TopicState] | None, Callable[[], bool] | None]:
+        """How to find a topic again that `open_partitions` has found.
 
-        It is the table of topics by name or by id, and what tells whether they may be served, None
-        if they always may. While a topic has the same value in the table, its open partitions are
-        in the same dictionary.
+        Returns the table that has it by this name or id, None if it was found by another name, and
+        what tells whether topics may be served, None if they always may.
         """
-        table = self._by_name if isinstance(topic, str) else self._by_id
-        return table, None if self._leadership.always_serves else self._leadership.may_serve
+        table: dict[Any, TopicState] = self._by_name if isinstance(topic, str) else self._by_id
+        may_serve = None if self._leadership.always_serves else self._leadership.may_serve
+        return table if topic in table else None, may_serve
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
         """Return the partition, opening it if necessary. Raises KafkaError.

@@ -20,9 +20,14 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef enum:
     # As READ_BYTES of `gateway.net.transport`.
     MOST_READ = 262144
-    # Requests of one chunk that are started before the others are queued.
-    MOST_AT_ONCE = 50
+    # As MAX_REQUESTS_PER_TURN of `gateway.protocol.dispatch`.
+    MOST_AT_ONCE = 100
 
+#: As MAX_TURN_SECONDS of `gateway.protocol.dispatch`.
+cdef double MOST_SECONDS = 0.005
+
+#: As that of `gateway.protocol.long_poll`.
+MIN_WAIT_SECONDS = 0.001
 
 cdef unsigned char* arrived = <unsigned char*>PyMem_Malloc(MOST_READ)
 if arrived == NULL:
@@ -74,13 +79,12 @@ cdef class SessionState:
 
 cdef class LongPollState:
     cdef public bint _has_partial_request, _overlaps
-    cdef public object _first_limit, _limit
+    cdef public object _limit
 
     cdef produce_served(self):
-        """Record that Produce requests have arrived and are served, and none waits behind them."""
-        self._has_partial_request = False
+        """As `LongPoll.request_started`, for Produce requests that were not queued."""
         if not self._overlaps:
-            self._limit = self._first_limit
+            self._limit = MIN_WAIT_SECONDS
 
 
 cdef class PlainWork:
@@ -115,10 +119,10 @@ cdef class PlainWork:
         self.most, self.batches, self.bytes = most, batches, bytes
 
 
-cdef class ServedHeader:
-    """The header of a request that was served at once, also as bytes, with its route and caller.
+cdef class PlainContext:
+    """What plain requests of a connection need, as long as they have the same header.
 
-    It keeps what was found for the topic of the last request.
+    `encoded` are the bytes of the header.
     """
 
     cdef readonly bytes encoded
@@ -129,10 +133,11 @@ cdef class ServedHeader:
     cdef int version
     cdef bint is_recorded
     cdef Py_ssize_t most_bytes
-    # The topic as it was sent, and as a name or an id.
+    # The last topic as it was sent, and as a name or an id. `states` is the table in which it was
+    # found; None if it cannot be looked up there.
     cdef bytes sent_topic
-    cdef object topic, state
-    cdef dict states, partitions
+    cdef object topic
+    cdef dict states
 
     def __init__(
         self, bytes encoded not None, header, route, caller, bint is_recorded, PlainWork work
@@ -161,19 +166,19 @@ cdef class ServedHeader:
 
     cdef keep_topic(self, topic, const unsigned char* at, Py_ssize_t size):
         self.sent_topic = PyBytes_FromStringAndSize(<const char*>at, size)
-        self.topic, self.state = topic, None
+        self.topic, self.states = topic, None
 
     cdef dict open_partitions(self, topic):
         """As `Topics.open_partitions`."""
         cdef dict partitions
-        if topic is self.topic and self.state is not None:
-            if self.states.get(topic) is self.state:
-                return self.partitions if self.may_serve is None or self.may_serve() else None
-            self.state = None
+        if topic is self.topic and self.states is not None:
+            state = self.states.get(topic)
+            if state is None or not (self.may_serve is None or self.may_serve()):
+                return None
+            return state.partitions
         partitions = self.topics.open_partitions(topic)
         if partitions is not None and topic is self.topic:
             self.states, self.may_serve = self.topics.plain_lookup(topic)
-            self.state, self.partitions = self.states.get(topic), partitions
         return partitions
 
 
@@ -182,12 +187,12 @@ cdef class DispatchState:
     cdef public FlowState _flow
     cdef public LongPollState _long_poll
     cdef public object _transport, _traffic, _ticks, _mute, _expiry
-    cdef public ServedHeader _served_at_once
+    cdef public PlainContext _plain_context
     cdef public list _queued_frames, _in_flight
     cdef public Py_ssize_t _unanswered, _ready_bytes
     cdef public double _turn_began, _expires_at
     cdef public bint _is_serving, _is_writing_held, _is_closed, _is_advancing
-    cdef public bint _is_continuation_scheduled, _is_recorded
+    cdef public bint _is_continuation_scheduled, _is_recorded, _is_turn_over
 
     def serve_chunk(self, chunk):
         """Start the requests at the start of `chunk` that are like the last one.
@@ -195,7 +200,7 @@ cdef class DispatchState:
         Returns how many bytes they take: 0 if there is none. The others are for `frames_received`.
         """
         cdef Py_buffer buffer
-        if self._served_at_once is None:
+        if self._plain_context is None:
             return 0
         PyObject_GetBuffer(chunk, &buffer, PyBUF_SIMPLE)
         try:
@@ -207,7 +212,7 @@ cdef class DispatchState:
         cdef Py_ssize_t position = 0
         cdef int32_t size
         cdef int number = 0
-        cdef ServedHeader served = self._served_at_once
+        cdef PlainContext served = self._plain_context
         if served is None or self._queued_frames or self._ready_bytes or self._is_advancing:
             return 0
         self._is_advancing = True
@@ -216,7 +221,9 @@ cdef class DispatchState:
                 size = <int32_t>be32(p + position)
                 if size < 0 or size > served.most_bytes or size > end - position - 4:
                     break
-                if not has_header(p + position + 4, size, served.encoded) or not self.may_produce():
+                if not has_header(p + position + 4, size, served.encoded):
+                    break
+                if not self.may_start_plain(served):
                     break
                 if not number:
                     self._turn_began = served.seconds()
@@ -227,6 +234,11 @@ cdef class DispatchState:
                     break
                 number += 1
                 position += 4 + size
+                if position < end and served.seconds() > self._turn_began + MOST_SECONDS:
+                    self._is_turn_over = True
+                    break
+            else:
+                self._is_turn_over = number == MOST_AT_ONCE and position < end
         finally:
             self._is_advancing = False
         if number:
@@ -239,7 +251,7 @@ cdef class DispatchState:
 
     def start_again(self, frame):
         """Start a request like the last one. Returns False, and has started nothing, for others."""
-        cdef ServedHeader served = self._served_at_once
+        cdef PlainContext served = self._plain_context
         if (
             served is None
             or type(frame) is not bytearray
@@ -248,31 +260,31 @@ cdef class DispatchState:
                 PyByteArray_GET_SIZE(frame),
                 served.encoded,
             )
+            or not self.may_start_plain(served)
         ):
             return False
         return self.start_plain(frame, served)
 
-    cdef bint may_produce(self) except -1:
-        """As `_may_start`, for a Produce request."""
+    cdef bint may_start_plain(self, PlainContext served) except -1:
+        """As `_may_start`, for a Produce request of an unlimited session without quotas."""
+        cdef SessionState session = self._session
         return not (
             self._is_serving
             or self._is_closed
             or self._is_writing_held
-            or self._session.is_closed
-            or not self._session.is_ready
+            or session.is_closed
+            or not session.is_ready
+            or session.expires_at is not None
+            or session.scope is not None
             or (self._mute is not None and self._mute.is_on)
+            or served.quotas.is_active
         )
 
-    cdef bint start_plain(self, frame, ServedHeader served) except -1:
-        cdef SessionState session = self._session
+    cdef bint start_plain(self, frame, PlainContext served) except -1:
         cdef PlainProduce request = None
         cdef int64_t began = 0
         cdef double deadline
         failure = None
-        if not session.is_ready or session.expires_at is not None or session.scope is not None:
-            return False
-        if served.quotas.is_active:
-            return False
         if self._ticks is not None:
             began = self._ticks()
         try:
@@ -288,7 +300,7 @@ cdef class DispatchState:
             return True
         if request is None:
             # It is not tried for the same frame again.
-            self._served_at_once = None
+            self._plain_context = None
             return False
         self._in_flight.append(request)
         self._unanswered += 1

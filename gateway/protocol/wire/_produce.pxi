@@ -250,7 +250,7 @@ cdef class PlainProduce:
     cdef Part* _parts
     cdef Py_ssize_t _count, _missing
     cdef list _partitions
-    cdef ServedHeader _served
+    cdef PlainContext _served
     cdef DispatchState _dispatch
     cdef object _then, _outcome
     cdef bint _has_outcome, _is_stored, _has_limit
@@ -281,6 +281,8 @@ cdef class PlainProduce:
 
     def timed_out(self):
         """Return the response if the time is over before the appends have ended."""
+        if self._served is None:
+            raise ValueError("no append is running")
         return self._served.work.respond_late(self, self._served.caller)
 
     cdef reserve(self, Py_ssize_t count):
@@ -295,9 +297,9 @@ cdef class PlainProduce:
         They are not queued if anything has to be awaited or refused before: the topic is not open
         to the caller, a partition is not open, a batch needs more checks or has a wrong CRC.
         """
-        return self.queue_for(ServedHeader(b"", None, None, caller, True, work))
+        return self.queue_for(PlainContext(b"", None, None, caller, True, work))
 
-    cdef bint queue_for(self, ServedHeader served) except -1:
+    cdef bint queue_for(self, PlainContext served) except -1:
         cdef Part* part
         cdef Py_ssize_t number
         cdef PartitionState partition
@@ -372,7 +374,7 @@ cdef class PlainProduce:
                 batches[BATCHES_OF_FORMAT_2 | part.codec] += 1
         return records, size
 
-    cdef wait(self, ServedHeader served):
+    cdef wait(self, PlainContext served):
         """Wait for the appends: each is an error, or a result with `when_done`."""
         self._served = served
         self._missing = len(self.appends) + 1
@@ -388,7 +390,7 @@ cdef class PlainProduce:
     cpdef append_ended(self):
         cdef PartitionState partition
         cdef DispatchState dispatch
-        cdef ServedHeader served = self._served
+        cdef PlainContext served = self._served
         self._missing -= 1
         if self._missing:
             return
@@ -524,7 +526,7 @@ cdef bint has_header(const unsigned char* frame, Py_ssize_t size, bytes header) 
 
 
 cpdef PlainProduce plain_produce(
-    frame, Py_ssize_t position, int version, Py_ssize_t most, ServedHeader served=None
+    frame, Py_ssize_t position, int version, Py_ssize_t most, PlainContext served=None
 ):
     """Return a PlainProduce of at most `most` partitions, or None. `position` is that of the body.
 
@@ -559,7 +561,8 @@ cpdef PlainProduce plain_produce(
                 served.keep_topic(name, source.bytes + begun, source.at - begun)
         if name is None or not length(&source, head.compact, True, &partitions):
             return None
-        if not 0 <= partitions <= most - request._count:
+        # The topic of no partition is left to the caller, who checks the client's rights to it.
+        if not 1 <= partitions <= most - request._count:
             return None
         request.topics.append(name)
         request.reserve(<Py_ssize_t>partitions)

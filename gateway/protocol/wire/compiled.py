@@ -34,9 +34,9 @@ fetch_request: Callable[..., Any] = _unavailable
 frames: Callable[..., Any] = _unavailable
 header: Callable[..., Any] = _unavailable
 in_flight_append: Callable[..., Any] = _unavailable
+plain_context: Callable[..., Any] = _unavailable
 plain_produce: Callable[..., Any] = _unavailable
 plain_work: Callable[..., Any] = _unavailable
-served_header: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
 stamp: Callable[..., Any] = _unavailable
@@ -55,7 +55,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL, states = "cython", _plain
-            plain_work, served_header = _plain.PlainWork, _plain.ServedHeader
+            plain_context, plain_work = _plain.PlainContext, _plain.PlainWork
             batch, fetch_reply, fetch_request, frames = (
                 _plain.batch,
                 _plain.fetch_reply,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import uuid
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -26,12 +27,18 @@ from gateway.handlers.produce import produce_at_once
 from gateway.partitions.partition import Partition
 from gateway.partitions.producer_snapshots import SNAPSHOT_BATCHES
 from gateway.partitions.record_batch import check_batch
-from gateway.protocol.dispatch import MAX_KEPT_HEADER_BYTES
+from gateway.protocol.dispatch import (
+    MAX_KEPT_HEADER_BYTES,
+    MAX_REQUESTS_PER_TURN,
+    MAX_TURN_SECONDS,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.in_flight import InFlightRequest
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import read_header
 from gateway.topics.registry import Topics
+from gateway.topics.topic_state import TopicState
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, request, versions
@@ -223,7 +230,7 @@ def effects(
 
 
 @given(seed=st.integers(0, (1 << 32) - 1))
-def test_requests_served_at_once_have_the_same_effects(seed: int) -> None:
+def test_requests_plain_context_have_the_same_effects(seed: int) -> None:
     random = Random(seed)
     events, settings = some_events(random), random.choice(SETTINGS)
     has_quota, is_open = random.random() < 0.3, random.random() < 0.8
@@ -248,7 +255,7 @@ def test_requests_served_at_once_have_the_same_effects(seed: int) -> None:
         ("absent", batch(), False),
     ],
 )
-def test_plain_requests_are_served_at_once(
+def test_plain_requests_are_plain_context(
     name: str, records: bytes, is_expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use("cython", monkeypatch)
@@ -416,7 +423,7 @@ def test_latency_begins_before_a_request_is_parsed(monkeypatch: pytest.MonkeyPat
     client = scenario.connect()
     for _ in range(3):
         client.send(request(plain_request("orders", bytes(batch())), client_id="me"))
-    assert client.dispatch._served_at_once is not None
+    assert client.dispatch._plain_context is not None
     scenario.disconnect(client)
     assert scenario.usage(api_key=0, topic=None)["latency_us_sum"] == 300
 
@@ -472,7 +479,7 @@ def connected(**settings: Any) -> tuple[BrokerEnvironment, MemoryClient, bytes]:
     # Only the second one has the caller of the one before it.
     for _ in range(2):
         assert not sent_alone(client, sent).throttle_time_ms
-    assert client.dispatch._served_at_once is not None
+    assert client.dispatch._plain_context is not None
     return env, client, sent
 
 
@@ -510,10 +517,10 @@ def test_request_with_the_last_header_finds_that_its_topic_is_deleted() -> None:
 
 def test_other_requests_do_not_make_the_connection_forget_the_last_header() -> None:
     _, client, _ = connected()
-    served = client.dispatch._served_at_once
+    served = client.dispatch._plain_context
     client.send(versions(correlation_id=5))
     assert client.receive()
-    assert client.dispatch._served_at_once is served
+    assert client.dispatch._plain_context is served
 
 
 def test_large_header_is_not_kept() -> None:
@@ -526,7 +533,7 @@ def test_large_header_is_not_kept() -> None:
     for _ in range(2):
         large = sent[:tags_at] + tags + sent[tags_at + 1 :]
         assert code_of(sent_alone(client, large)) == ErrorCode.NONE
-    assert client.dispatch._served_at_once is None
+    assert client.dispatch._plain_context is None
 
 
 def test_bug_after_the_last_header_closes_the_connection(caplog) -> None:
@@ -542,3 +549,89 @@ def test_bug_after_the_last_header_closes_the_connection(caplog) -> None:
     assert client.budget.used == 0
     (logged,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert dict(logged.fields)["api_key"] == ApiKey.PRODUCE
+
+
+def plain_client(scenario: TrafficScenario) -> tuple[MemoryClient, bytes]:
+    """A client that has sent a plain request, and the next one."""
+    scenario.env.topic("orders")
+    scenario.env.partition("orders")
+    client = scenario.connect()
+    asked = request(plain_request("orders", bytes(batch())), client_id="me")
+    client.send(asked)
+    assert (len(client.receive()), client.dispatch._plain_context is not None) == (1, True)
+    return client, asked
+
+
+def test_plain_requests_of_one_chunk_keep_the_limit_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    client, asked = plain_client(scenario)
+    client.send(*[asked] * (MAX_REQUESTS_PER_TURN + 10))
+    assert len(client.dispatch._queued_frames) == 10
+    assert len(client.receive()) == MAX_REQUESTS_PER_TURN + 10
+
+
+def test_slow_plain_requests_of_one_chunk_keep_the_time_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    client, asked = plain_client(scenario)
+    refused = scenario.env.broker.topics.refused_batches
+
+    def ask_slowly(now: float) -> bool:
+        scenario.env.clock.rightNow += MAX_TURN_SECONDS * 0.6
+        return True
+
+    refused.refused["orders", 0, 7] = 0, 0, 0.0
+    monkeypatch.setattr(refused, "has_any", ask_slowly)
+    client.send(*[asked] * 5)
+    assert len(client.dispatch._queued_frames) == 3
+    while client.dispatch._queued_frames:
+        client.run_reactor()
+    assert len(client.receive()) == 5
+
+
+def test_closed_connection_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    client, _ = plain_client(scenario)
+    client.disconnect()
+    closed = weakref.ref(client)
+    del client
+    gc.collect()
+    assert closed() is None
+
+
+def test_deleted_topic_is_freed_while_its_producer_is_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use("cython", monkeypatch)
+    scenario = TrafficScenario()
+    client, asked = plain_client(scenario)
+    topics = scenario.env.broker.topics
+    ended(topics.delete(topics.require("orders")))
+    gc.collect()
+    assert [one for one in gc.get_objects() if type(one) is TopicState and one.is_deleted] == []
+    client.send(asked)
+    assert len(client.receive()) == 1
+
+
+def test_topic_without_partitions_is_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's right to write to it is checked, and a refusal is recorded."""
+    use("cython", monkeypatch)
+    asked = plain_request("orders", bytes(batch()))
+    asked.topic_data.append(Topic(version=11, name="secret", partition_data=[]))
+    assert compiled.plain_produce(bytearray(asked.encode(version=11)), 0, 11, 100) is None
+
+
+def test_late_response_of_a_plain_request_that_has_ended_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use("cython", monkeypatch)
+    asked = plain_request("orders", bytes(batch())).encode(version=11)
+    plain = compiled.plain_produce(bytearray(asked), 0, 11, 100)
+    with pytest.raises(ValueError, match="no append is running"):
+        plain.timed_out()

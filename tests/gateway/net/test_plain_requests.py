@@ -21,6 +21,7 @@ from twisted.internet.task import deferLater
 from gateway.net.connection import KafkaConnection
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.transport import Port
+from gateway.protocol.long_poll import MIN_WAIT_SECONDS
 from gateway.protocol.wire.header import read_header
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import request
@@ -187,7 +188,7 @@ async def test_whole_requests_of_one_read_need_no_header_of_their_own(
 
 
 @ensureDeferred
-async def test_produce_ends_the_limit_of_a_partly_received_request(
+async def test_plain_requests_shorten_the_next_wait_of_a_fetch(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use("cython", monkeypatch)
@@ -197,7 +198,7 @@ async def test_produce_ends_the_limit_of_a_partly_received_request(
         await replies(client, 1)
     (connection,) = gateway.connections
     poll = connection._dispatch._long_poll
-    assert (gateway.read, poll.should_end, poll.wait_seconds(500)) == (1, False, 0.001)
+    assert (gateway.read, poll.wait_seconds(500)) == (1, MIN_WAIT_SECONDS)
 
 
 @ensureDeferred
