@@ -47,7 +47,7 @@ MOST_ROWS_AHEAD = 4096
 
 
 class RowsAhead(NamedTuple):
-    """The rows of the entries that a sequential reader of a log will read next.
+    """The rows of the entries that a sequential reader of a log reads.
 
     They are joined, without gaps, and begin with the entry at or after the offset `begin`.
     """
@@ -80,8 +80,8 @@ class LmdbLog:
         self.size = durable.size
         self._cached_tail = CachedTail()
         self._ahead: RowsAhead | None = None
-        self._read_to = -1
-        """The end of the last read from the journal."""
+        self._read_from = self._read_to = -1
+        """The range of the last read from the journal."""
         self._not_cached = -1
         """The offset of the last read that did not find everything in the page cache."""
         self._replacements = 0
@@ -179,7 +179,7 @@ class LmdbLog:
         if payloads is None:
             self._not_cached = offset
             return None
-        self._read_to = last_offset + 1
+        self._read_from, self._read_to = base_offset, last_offset + 1
         return first, stop, base_offset, last_offset, payloads
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
@@ -187,13 +187,14 @@ class LmdbLog:
         if resident is not None:
             return resident
         log_id, end, replacements = self._log_id, self.end_offset, self._replacements
-        is_sequential = offset == self._read_to and max_bytes <= MOST_AT_ONCE
+        # A consumer of an older format may not have got all of what was read.
+        is_sequential = self._read_from < offset <= self._read_to and max_bytes <= MOST_AT_ONCE
         ahead: list[RowsAhead] = []
 
         def find(cursor: Any) -> list[Row]:
             rows = queries.read(cursor, log_id, offset, end, max_bytes)
             if is_sequential:
-                ahead[:] = _rows_ahead(cursor, log_id, rows, end)
+                ahead[:] = _rows_ahead(cursor, log_id, offset, rows, end)
             return rows
 
         entries = await self._store.read_entries(log_id, find, self._name)
@@ -201,7 +202,7 @@ class LmdbLog:
         # The entries may have been deleted during the read.
         check_readable(offset, self.start_offset, self.end_offset)
         if entries:
-            self._read_to = entries[-1].last_offset + 1
+            self._read_from, self._read_to = entries[0].base_offset, entries[-1].last_offset + 1
         if ahead and replacements == self._replacements:
             self._ahead = ahead[0]
             self._store.keep_ahead(self, len(ahead[0].rows))
@@ -356,17 +357,19 @@ class LmdbLog:
         self.status.notify()
 
 
-def _rows_ahead(cursor: Any, log_id: int, rows: list[Row], end: int) -> list[RowsAhead]:
-    """Find the rows that follow these, at most `READS_AHEAD` times as many.
+def _rows_ahead(
+    cursor: Any, log_id: int, offset: int, rows: list[Row], end: int
+) -> list[RowsAhead]:
+    """These rows, which are those from `offset` on, and at most `READS_AHEAD` times as many more.
 
     None if there are entries of format 1 among them, which are in LMDB.
     """
     last = rows[-1] if rows else None
     if not isinstance(last, bytes):
         return []
-    begin = slot_of(last).last_offset + 1
+    following = slot_of(last).last_offset + 1
     most = min(len(rows) * READS_AHEAD, MOST_ROWS_AHEAD)
-    following = queries.read(cursor, log_id, begin, end, READS_AHEAD * MOST_AT_ONCE, most)
-    if set(map(type, following)) != {bytes}:
+    rows = rows + queries.read(cursor, log_id, following, end, READS_AHEAD * MOST_AT_ONCE, most)
+    if set(map(type, rows)) != {bytes}:
         return []
-    return [RowsAhead(begin, b"".join(cast(list[bytes], following)))]
+    return [RowsAhead(offset, b"".join(cast(list[bytes], rows)))]
