@@ -221,14 +221,17 @@ class FetchReader:
         begin = cached.requested.fetch_offset
         offset = partition.skip_empty(begin, self._magic)
         limit = size = max(limit, 0)
-        if self._magic >= V2_WITHOUT_ZSTD and offset < partition.log.end_offset:
-            run = partition.read_run(offset, size)
-            if run is not None and self._is_as_stored(run, offset, limit):
-                return [run.payload]
+        resident: list[Entry] | None = []
+        if offset < partition.log.end_offset:
+            if self._magic >= V2_WITHOUT_ZSTD:
+                run = partition.read_run(offset, size)
+                if run is not None and self._is_as_stored(run, offset, limit):
+                    return [run.payload]
+            resident = partition.read_resident(offset, size)
         for _ in range(MAX_EMPTY_READS):
-            entries = (
-                await partition.read(offset, size) if offset < partition.log.end_offset else []
-            )
+            entries = resident
+            if entries is None:
+                entries = await partition.read(offset, size)
             as_stored = self._as_stored(entries, offset, limit)
             if as_stored:
                 return as_stored
@@ -240,6 +243,8 @@ class FetchReader:
             if not entries or offset <= entries[-1].last_offset:
                 break
             size = max(limit, EMPTY_READ_BYTES)
+            # Only one read is made in this thread.
+            resident = None if offset < partition.log.end_offset else []
         if offset > begin:
             partition.mark_empty(begin, offset, self._magic)
         return []

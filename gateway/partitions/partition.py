@@ -480,6 +480,13 @@ class Partition:
         except StorageError as failure:
             raise self.handle_storage_error(failure) from failure
 
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        """`PartitionLog.read_resident`. Raises KafkaError."""
+        try:
+            return self.log.read_resident(offset, max_bytes)
+        except StorageError as failure:
+            raise self.handle_storage_error(failure) from failure
+
     def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
         """`PartitionLog.read_run`. Raises KafkaError."""
         try:

@@ -84,6 +84,8 @@ class LmdbLog:
         """The range of the last read from the journal."""
         self._not_cached = -1
         """The offset of the last read that did not find everything in the page cache."""
+        self._wanted = -1
+        """The offset of the last `read_resident` for which rows were missing."""
         self._replacements = 0
         self._in_flight = 0
         self._failure = ""
@@ -134,18 +136,23 @@ class LmdbLog:
             self._failure = ""
             self.next_offset = self.end_offset
 
-    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+    def _read_tail(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self.status.check_open()
         check_readable(offset, self.start_offset, self.end_offset)
-        if offset == self.end_offset:
-            return []
-        resident = self._cached_tail.read(offset, max_bytes)
-        if resident is None and self._ahead is not None:
-            found = self._read_ahead(self._ahead, offset, max_bytes)
-            if found is not None:
-                first, stop, _, _, payloads = found
-                return cached_entries(self._ahead.rows, first, stop, payloads)
-        return resident
+        return [] if offset == self.end_offset else self._cached_tail.read(offset, max_bytes)
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        resident = self._read_tail(offset, max_bytes)
+        if resident is not None:
+            return resident
+        ahead = self._ahead
+        found = None if ahead is None else self._read_ahead(ahead, offset, max_bytes)
+        if ahead is not None and found is not None:
+            first, stop, _, _, payloads = found
+            return cached_entries(ahead.rows, first, stop, payloads)
+        if offset != self._not_cached:
+            self._wanted = offset
+        return None
 
     def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
         self.status.check_open()
@@ -183,17 +190,20 @@ class LmdbLog:
         return first, stop, base_offset, last_offset, payloads
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
-        resident = self.read_resident(offset, max_bytes)
+        # Not from the page cache: a caller that reads a whole log would never wait, and so block
+        # the reactor.
+        resident = self._read_tail(offset, max_bytes)
         if resident is not None:
             return resident
         log_id, end, replacements = self._log_id, self.end_offset, self._replacements
         # A consumer of an older format may not have got all of what was read.
         is_sequential = self._read_from < offset <= self._read_to and max_bytes <= MOST_AT_ONCE
+        finds_ahead = is_sequential and offset == self._wanted
         ahead: list[RowsAhead] = []
 
         def find(cursor: Any) -> list[Row]:
             rows = queries.read(cursor, log_id, offset, end, max_bytes)
-            if is_sequential:
+            if finds_ahead:
                 ahead[:] = _rows_ahead(cursor, log_id, offset, rows, end)
             return rows
 

@@ -71,6 +71,7 @@ async def test_run_is_what_a_read_returns_or_none(log: PartitionLog) -> None:
         offset = start
         while offset < 40:
             run = log.read_run(offset, max_bytes)
+            log.read_resident(offset, max_bytes)
             read = await log.read(offset, max_bytes)
             if run is not None:
                 assert (run.base_offset, run.last_offset, run.count, bytes(run.payload)) == (

@@ -263,6 +263,11 @@ async def with_entries(
     return store, logs
 
 
+async def fetch(log: LmdbLog, offset: int, max_bytes: int = 0) -> list[Entry]:
+    resident = log.read_resident(offset, max_bytes)
+    return await log.read(offset, max_bytes) if resident is None else resident
+
+
 async def read_in_order(log: LmdbLog, max_bytes: int) -> tuple[list[Entry], int]:
     """All entries of a log; and how many reads needed no other thread."""
     found: list[Entry] = []
@@ -315,10 +320,21 @@ async def test_reader_that_gets_a_part_of_each_read_is_sequential(open_store: Op
 
 
 @ensureDeferred
+async def test_read_from_the_journal_always_waits(open_store: Opener) -> None:
+    """A loop over a whole log must let the reactor serve others."""
+    _, (log,) = await with_entries(open_store, 30)
+    for offset in range(0, 60, 2):
+        reading = Deferred.fromCoroutine(log.read(offset, 0))
+        assert not reading.called
+        assert bases(await reading) == [offset]
+    assert log._ahead is None
+
+
+@ensureDeferred
 async def test_reader_that_jumps_does_not_find_rows_in_advance(open_store: Opener) -> None:
     _, (log,) = await with_entries(open_store, 30)
     for offset in (40, 20, 0, 30, 10):
-        await log.read(offset, 0)
+        await fetch(log, offset)
     assert log._ahead is None
 
 
@@ -326,11 +342,11 @@ async def test_reader_that_jumps_does_not_find_rows_in_advance(open_store: Opene
 async def test_replaced_entries_are_not_read_from_rows_found_before(open_store: Opener) -> None:
     _, (log,) = await with_entries(open_store, 30)
     for offset in (0, 2, 4):
-        await log.read(offset, 0)
+        await fetch(log, offset)
     new = sized(20, 50, records=2, time=1)
     await log.replace(20, 21, [new])
     assert log.read_run(20, 0) is None
-    assert plain(await log.read(20, 0)) == plain([new])
+    assert plain(await fetch(log, 20)) == plain([new])
 
 
 @ensureDeferred
@@ -338,7 +354,7 @@ async def test_rows_that_are_found_while_entries_are_replaced_are_not_kept(
     open_store: Opener,
 ) -> None:
     store, (log,) = await with_entries(open_store, 30)
-    await log.read(0, 0)
+    await fetch(log, 0)
     may_end: Deferred[None] = Deferred()
     read = store.read_entries
 
@@ -348,13 +364,13 @@ async def test_rows_that_are_found_while_entries_are_replaced_are_not_kept(
         return entries
 
     store.read_entries = later  # type: ignore[method-assign]
-    reading = Deferred.fromCoroutine(log.read(2, 0))
+    reading = Deferred.fromCoroutine(fetch(log, 2))
     new = sized(20, 50, records=2, time=1)
     await log.replace(20, 21, [new])
     may_end.callback(None)
     await reading
     store.read_entries = read  # type: ignore[method-assign]
-    assert plain(await log.read(20, 0)) == plain([new])
+    assert plain(await fetch(log, 20)) == plain([new])
 
 
 @ensureDeferred
@@ -363,7 +379,7 @@ async def test_damaged_entry_is_reported_to_a_sequential_reader(
 ) -> None:
     _, (log,) = await with_entries(open_store, 10)
     for offset in (0, 2):
-        await log.read(offset, 0)
+        await fetch(log, offset)
     (segment,) = (directory / "journal").iterdir()
     damaged = sized(12, 1006)
     at = segment.read_bytes().index(bytes(damaged.payload))
@@ -381,7 +397,7 @@ async def test_damaged_entry_is_reported_to_a_sequential_reader(
 async def test_deleted_entries_are_not_read_from_rows_found_before(open_store: Opener) -> None:
     store, (log,) = await with_entries(open_store, 30)
     for offset in (0, 2, 4):
-        await log.read(offset, 0)
+        await fetch(log, offset)
     await log.delete_before(20)
     for read in (log.read_run, log.read_resident):
         with pytest.raises(OffsetOutOfRange):
@@ -401,6 +417,6 @@ async def test_rows_found_in_advance_take_a_limited_amount_of_memory(
     monkeypatch.setattr("storage.lmdb.store.MOST_AHEAD_BYTES", 2 * 17 * 64)
     for log in logs:
         for offset in (0, 2):
-            await log.read(offset, 0)
+            await fetch(log, offset)
     assert [log._ahead is not None for log in logs] == [False, False, True, True]
     assert store._ahead_bytes == 2 * 17 * 64
