@@ -52,8 +52,13 @@ setup(
         Extension(
             "storage.lmdb._frames",
             ["storage/lmdb/_frames.pyx"],
-            depends=["records/_crc32.h", "storage/_bridge.pxd", "storage/lmdb/_appends.pxi"],
-            include_dirs=["records"],
+            depends=[
+                "records/_crc32.h",
+                "storage/_bridge.pxd",
+                "storage/lmdb/_appends.pxi",
+                "storage/lmdb/_nowait.h",
+            ],
+            include_dirs=["records", "storage/lmdb"],
             extra_compile_args=["-O3"],
             optional=True,
         ),

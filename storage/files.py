@@ -40,6 +40,10 @@ class Files(Protocol):
         """Read `length` bytes from `position`, fewer only at the end of the file."""
         ...
 
+    def system_descriptor(self, descriptor: int) -> int:
+        """The file's descriptor of the operating system, for reads only; -1 if it has none."""
+        return -1
+
     def truncate(self, descriptor: int, size: int) -> None: ...
 
     def sync(self, descriptor: int) -> None:
@@ -148,6 +152,9 @@ class DiskFiles(Files):
         ):
             found += more
         return found
+
+    def system_descriptor(self, descriptor: int) -> int:
+        return descriptor
 
     def truncate(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)

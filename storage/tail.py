@@ -60,10 +60,15 @@ class CachedTail:
         self.entries.clear()
         self.begin = 0
 
+    def has(self, offset: int) -> bool:
+        """Whether `offset` is not before the cached entries."""
+        entries, begin = self.entries, self.begin
+        return begin < len(entries) and offset >= entries[begin].base_offset
+
     def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
         """As `PartitionLog.read`; None if `offset` is before the cached entries."""
         entries = self.entries
-        if self.begin == len(entries) or offset < entries[self.begin].base_offset:
+        if not self.has(offset):
             return None
         first = bisect_left(entries, offset, self.begin, key=LAST_OFFSET)
         found: list[Entry] = []

@@ -4,7 +4,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from gateway.protocol.errors import KafkaError
@@ -14,7 +14,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
 #: Version of the functions' signatures; `entry_loops.py` expects the same number.
-INTERFACE = 1
+INTERFACE = 2
 
 cdef enum:
     KEY_FIELDS = 25
@@ -22,6 +22,11 @@ cdef enum:
     ATTRIBUTES_AT = 17
     CODEC_MASK = 7
     LZ4 = 3
+    ZSTD = 4
+    LENGTH_AT = 8
+    LOG_OVERHEAD = 12
+    HEADER_BYTES = 61
+    BATCH_ATTRIBUTES_AT = 22
 
 cdef object refusal = KafkaError
 cdef int64_t readable = READABLE
@@ -165,3 +170,29 @@ def legacy_lz4(entries, payloads):
             found.append(number)
         PyBuffer_Release(&view)
     return found
+
+
+def are_batches(payload, Py_ssize_t count, *, bint with_zstd):
+    cdef Py_buffer view
+    cdef const uint8_t* data
+    cdef Py_ssize_t found = 0
+    cdef int64_t left, size
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    data, left = <const uint8_t*>view.buf, view.len
+    while left >= HEADER_BYTES:
+        size = <int32_t>(
+            <uint32_t>data[LENGTH_AT] << 24
+            | <uint32_t>data[LENGTH_AT + 1] << 16
+            | <uint32_t>data[LENGTH_AT + 2] << 8
+            | data[LENGTH_AT + 3]
+        )
+        size += LOG_OVERHEAD
+        if data[MAGIC_AT] != 2 or size < HEADER_BYTES or size > left:
+            break
+        if data[BATCH_ATTRIBUTES_AT] & CODEC_MASK == ZSTD and not with_zstd:
+            break
+        data += size
+        left -= size
+        found += 1
+    PyBuffer_Release(&view)
+    return left == 0 and found == count

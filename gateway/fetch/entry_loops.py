@@ -16,10 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.partitions.stored_records import has_legacy_lz4
 from gateway.protocol.errors import KafkaError
-from records.layout import READABLE
+from records import HEADER_BYTES, Codec
+from records.batch import BATCH_ATTRIBUTES_AT
+from records.layout import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC_AT, READABLE
 from storage.log import Buffer, Entry
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
@@ -173,6 +175,21 @@ def legacy_lz4(entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError]
         for number, payload in enumerate(payloads)
         if payload is entries[number].payload and has_legacy_lz4(payload)
     ]
+
+
+def are_batches(payload: Buffer, count: int, *, with_zstd: bool) -> bool:
+    """Whether `payload` is `count` batches of format 2, joined, none in zstd unless `with_zstd`."""
+    at = found = 0
+    while at + HEADER_BYTES <= len(payload):
+        size = LOG_OVERHEAD + LENGTH.unpack_from(payload, at + LOG_OVERHEAD - LENGTH.size)[0]
+        if payload[at + MAGIC_AT] != 2 or size < HEADER_BYTES or size > len(payload) - at:
+            return False
+        codec = payload[at + BATCH_ATTRIBUTES_AT] & CODEC_MASK
+        if codec == Codec.ZSTD and not with_zstd:
+            return False
+        at += size
+        found += 1
+    return at == len(payload) and found == count
 
 
 #: The module whose functions are used: the compiled one, or this one.

@@ -37,7 +37,7 @@ from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
 from records import Codec, RecordsError, kernel, peek_magic
 from records.layout import FIRST_OF_BATCHES, MAGIC_AT
-from storage.log import Buffer, Entry
+from storage.log import Buffer, Entry, EntryRun
 
 #: Consumers of older versions may not support zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
@@ -48,6 +48,10 @@ _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_
 #: The next fetch continues from there.
 MAX_EMPTY_READS = 64
 EMPTY_READ_BYTES = 64 << 10
+
+
+#: Bytes that count as a row in time slices, about 10 us.
+BYTES_PER_ROW = 32 << 10
 
 
 @dataclass(slots=True)
@@ -141,7 +145,10 @@ class FetchReader:
                 fetched.error_code or fetched.diverging
             )
             result.rows[cached] = fetched
-            result.size += compiled.total(fetched.records)
+            size = compiled.total(fetched.records)
+            result.size += size
+            # Stores read from memory in this thread, and `count` is only about rows.
+            self._slices.count(size // BYTES_PER_ROW)
         if self._budget is not None and self._budget.left_us <= 0:
             # The next fetch converts the rest, so reply now.
             result.must_reply_now = True
@@ -214,10 +221,17 @@ class FetchReader:
         begin = cached.requested.fetch_offset
         offset = partition.skip_empty(begin, self._magic)
         limit = size = max(limit, 0)
+        resident: list[Entry] | None = []
+        if offset < partition.log.end_offset:
+            if self._magic >= V2_WITHOUT_ZSTD:
+                run = partition.read_run(offset, size)
+                if run is not None and self._is_as_stored(run, offset, limit):
+                    return [run.payload]
+            resident = partition.read_resident(offset, size)
         for _ in range(MAX_EMPTY_READS):
-            entries = (
-                await partition.read(offset, size) if offset < partition.log.end_offset else []
-            )
+            entries = resident
+            if entries is None:
+                entries = await partition.read(offset, size)
             as_stored = self._as_stored(entries, offset, limit)
             if as_stored:
                 return as_stored
@@ -229,9 +243,21 @@ class FetchReader:
             if not entries or offset <= entries[-1].last_offset:
                 break
             size = max(limit, EMPTY_READ_BYTES)
+            # Only one read is made in this thread.
+            resident = None if offset < partition.log.end_offset else []
         if offset > begin:
             partition.mark_empty(begin, offset, self._magic)
         return []
+
+    def _is_as_stored(self, run: EntryRun, offset: int, limit: int) -> bool:
+        """As `_as_stored`."""
+        return (
+            offset <= run.base_offset
+            and len(run.payload) <= limit
+            and entry_loops.loops.are_batches(
+                run.payload, run.count, with_zstd=self._magic == V2_WITH_ZSTD
+            )
+        )
 
     def _as_stored(self, entries: list[Entry], offset: int, limit: int) -> list[Buffer]:
         """Return all entries if they are whole batches that the consumer can read, else none."""

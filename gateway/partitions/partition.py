@@ -25,6 +25,7 @@ from records.batch import NO_PRODUCER_ID
 from storage.log import (
     Buffer,
     Entry,
+    EntryRun,
     Fenced,
     LogClosed,
     PartitionLog,
@@ -468,6 +469,20 @@ class Partition(PartitionState):
         """
         try:
             return await self.log.read(offset, max_bytes)
+        except StorageError as failure:
+            raise self.handle_storage_error(failure) from failure
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        """`PartitionLog.read_resident`. Raises KafkaError."""
+        try:
+            return self.log.read_resident(offset, max_bytes)
+        except StorageError as failure:
+            raise self.handle_storage_error(failure) from failure
+
+    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+        """`PartitionLog.read_run`. Raises KafkaError."""
+        try:
+            return self.log.read_run(offset, max_bytes)
         except StorageError as failure:
             raise self.handle_storage_error(failure) from failure
 

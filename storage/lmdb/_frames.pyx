@@ -16,6 +16,12 @@ cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
     uint32_t kopgate_crc32(const uint8_t *at, size_t size) noexcept nogil
 
+cdef extern from "_nowait.h":
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    int64_t kopgate_read_cached(int descriptor, const iovec* parts, int count, int64_t at) nogil
+
 from storage.log import StorageError, StorageFailed
 
 kopgate_crc32_init()
@@ -23,7 +29,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 5
+INTERFACE = 6
 
 cdef enum:
     MARK_BYTES = 8
@@ -36,6 +42,9 @@ cdef enum:
     IS_LAST = 1
     # The checksum of a payload of at least this size is computed without the GIL.
     LARGE_BYTES = 65536
+    # Limits of one system call of `read_run`: frames, and bytes between two of them.
+    RUN_FRAMES = 128
+    RUN_GAP = 16384
 
 
 cdef inline uint8_t* put32(uint8_t* at, uint32_t value) noexcept nogil:
@@ -207,13 +216,17 @@ cdef bint read_row(bytes row, Slot* slot) except -1:
     has_place = PyBytes_GET_SIZE(row) == ROW_BYTES
     if not has_place and PyBytes_GET_SIZE(row) != INLINE_ROW_BYTES:
         raise ValueError("a row has 64 or 52 bytes")
+    fill_slot(fields, has_place, slot)
+    return has_place
+
+
+cdef void fill_slot(const uint8_t* fields, bint has_place, Slot* slot) noexcept nogil:
     slot.log_id, slot.base_offset = get64(fields), get64(fields + 8)
     slot.last_offset, slot.timestamp = get64(fields + 16), <int64_t>get64(fields + 24)
     slot.size = get32(fields + 48)
     slot.segment, slot.at = 0, 0
     if has_place:
         slot.segment, slot.at = get64(fields + 52), get32(fields + 60)
-    return has_place
 
 
 def take_rows(items, uint64_t log_id, uint64_t end, int64_t max_bytes, Py_ssize_t most):
@@ -316,17 +329,17 @@ cdef Py_ssize_t count_intact(
     cdef int64_t start
     for number in range(count):
         start = slots[number].at - at
-        if start < 0 or start > size - FRAME_BYTES:
+        if start < 0 or start > size - FRAME_BYTES - <int64_t>slots[number].size:
             return number
-        if not is_intact(mark, data + start, size - start - FRAME_BYTES, slots + number):
+        if not is_intact(mark, data + start, data + start + FRAME_BYTES, slots + number):
             return number
     return count
 
 
 cdef bint is_intact(
-    const uint8_t* mark, const uint8_t* frame, int64_t left, const Slot* slot
+    const uint8_t* mark, const uint8_t* frame, const uint8_t* payload, const Slot* slot
 ) noexcept nogil:
-    """Whether the frame of `slot`, which `left` bytes follow, and its payload are undamaged."""
+    """Whether the header is that of `slot`, and undamaged, and so is the payload of its size."""
     cdef uint8_t fields[PLACE_BYTES + FIELD_BYTES]
     put32(put64(fields, slot.segment), slot.at)
     memcpy(fields + PLACE_BYTES, frame + START_BYTES, FIELD_BYTES)
@@ -338,6 +351,137 @@ cdef bint is_intact(
         return False
     if get64(frame + 36) != slot.base_offset or get64(frame + 44) != slot.last_offset:
         return False
-    return slot.size <= left and get32(frame + 12) == kopgate_crc32(
-        frame + FRAME_BYTES, slot.size
-    )
+    return get32(frame + 12) == kopgate_crc32(payload, slot.size)
+
+
+def select_run(
+    bytes rows not None,
+    uint64_t offset,
+    uint64_t end,
+    int64_t max_bytes,
+    int64_t most_bytes,
+    Py_ssize_t most,
+):
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(rows)
+    cdef const uint8_t* row
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(rows) // ROW_BYTES
+    cdef Py_ssize_t first = 0, number = count, middle
+    cdef uint64_t segment, last_offset = 0
+    cdef int64_t size = 0, payload
+    while first < number:
+        middle = (first + number) // 2
+        if get64(data + middle * ROW_BYTES + 16) < offset:
+            first = middle + 1
+        else:
+            number = middle
+    if first == count or get64(data + first * ROW_BYTES + 8) >= end:
+        return None
+    segment = get64(data + first * ROW_BYTES + 52)
+    while number < count and number - first < most:
+        row = data + number * ROW_BYTES
+        payload = get32(row + 48)
+        if get64(row + 8) >= end or (number > first and size + payload > max_bytes):
+            break
+        if get64(row + 52) != segment or size + payload > most_bytes:
+            return None
+        size += payload
+        last_offset = get64(row + 16)
+        number += 1
+    if number == count and last_offset + 1 < end:
+        return None
+    return first, number, segment, get64(data + first * ROW_BYTES + 8), last_offset
+
+
+def read_run(
+    int descriptor, bytes mark not None, bytes rows not None, Py_ssize_t first, Py_ssize_t stop
+):
+    cdef Py_ssize_t number, count = stop - first, size = 0
+    cdef const uint8_t* expected = <const uint8_t*>PyBytes_AS_STRING(mark)
+    cdef uint8_t* payloads
+    cdef Slot* slots
+    cdef bint is_read
+    if PyBytes_GET_SIZE(mark) != MARK_BYTES:
+        raise ValueError("a mark has 8 bytes")
+    if first < 0 or count < 0 or stop * ROW_BYTES > PyBytes_GET_SIZE(rows):
+        raise ValueError("there are no such rows")
+    slots = <Slot*>PyMem_Malloc(count * sizeof(Slot))
+    if slots == NULL:
+        raise MemoryError
+    try:
+        for number in range(count):
+            fill_slot(
+                <const uint8_t*>PyBytes_AS_STRING(rows) + (first + number) * ROW_BYTES,
+                True,
+                slots + number,
+            )
+            size += slots[number].size
+        found = PyBytes_FromStringAndSize(NULL, size)
+        payloads = <uint8_t*>PyBytes_AS_STRING(found)
+        if size < LARGE_BYTES:
+            is_read = read_payloads(descriptor, expected, slots, count, payloads)
+        else:
+            with nogil:
+                is_read = read_payloads(descriptor, expected, slots, count, payloads)
+        return found if is_read else None
+    finally:
+        PyMem_Free(slots)
+
+
+cdef bint read_payloads(
+    int descriptor, const uint8_t* mark, const Slot* slots, Py_ssize_t count, uint8_t* payloads
+) noexcept nogil:
+    """Whether the payloads of the slots, in one segment, were read from memory, undamaged."""
+    cdef uint8_t headers[RUN_FRAMES * FRAME_BYTES]
+    cdef uint8_t skipped[RUN_GAP]
+    cdef iovec parts[3 * RUN_FRAMES]
+    cdef uint8_t* payload
+    cdef uint8_t* header
+    cdef int64_t position, gap
+    cdef Py_ssize_t begun = 0, number
+    cdef int used
+    while begun < count:
+        number = begun
+        position = slots[begun].at
+        used = 0
+        payload = payloads
+        while number < count and number - begun < RUN_FRAMES:
+            gap = <int64_t>slots[number].at - position
+            if gap < 0 or gap > RUN_GAP:
+                break
+            if gap:
+                parts[used].iov_base, parts[used].iov_len = skipped, gap
+                used += 1
+            parts[used].iov_base = headers + (number - begun) * FRAME_BYTES
+            parts[used].iov_len = FRAME_BYTES
+            parts[used + 1].iov_base, parts[used + 1].iov_len = payload, slots[number].size
+            used += 2
+            payload += slots[number].size
+            position += gap + FRAME_BYTES + <int64_t>slots[number].size
+            number += 1
+        if kopgate_read_cached(descriptor, parts, used, slots[begun].at) != (
+            position - <int64_t>slots[begun].at
+        ):
+            return False
+        header = headers
+        while begun < number:
+            if not is_intact(mark, header, payloads, slots + begun):
+                return False
+            payloads += slots[begun].size
+            header += FRAME_BYTES
+            begun += 1
+    return True
+
+
+def entries_of(bytes rows not None, Py_ssize_t first, Py_ssize_t stop, bytes payloads not None):
+    cdef Slot slot
+    cdef Py_ssize_t number, at = 0
+    if first < 0 or stop * ROW_BYTES > PyBytes_GET_SIZE(rows):
+        raise ValueError("there are no such rows")
+    whole = memoryview(payloads)
+    entries = []
+    for number in range(first, stop):
+        fill_slot(<const uint8_t*>PyBytes_AS_STRING(rows) + number * ROW_BYTES, True, &slot)
+        payload = whole[at : at + slot.size]
+        at += slot.size
+        entries.append(Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload))
+    return entries

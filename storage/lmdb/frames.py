@@ -1,4 +1,5 @@
-"""Format of the journal's segments: how entries are found again after a crash. No I/O.
+"""Format of the journal's segments: how entries are found again after a crash. No I/O, except
+`read_run`.
 
 A segment begins with a header and has a frame for each entry, and for the table rows of a burst,
 without gaps. What follows the last frame is zeros or a write that was interrupted.
@@ -411,7 +412,80 @@ def read_frames(mark: bytes, at: int, data: bytes, rows: list[bytes]) -> list[En
     return entries
 
 
-_INTERFACE = 5
+READ_CACHED: int | None = getattr(os, "RWF_NOWAIT", None)
+"""The flag of Linux for reads of what the page cache has."""
+
+
+def select_run(
+    rows: bytes, offset: int, end: int, max_bytes: int, most_bytes: int, most: int
+) -> tuple[int, int, int, int, int] | None:
+    """Select what `PartitionLog.read` returns, up to `end`, from consecutive rows of a log.
+
+    `rows` are those of frames, joined. At most `most` are selected, at least one. Returns the index
+    of the first one, the index behind the last one, their segment, and the first and last offset.
+    None if they are in several segments or have more than `most_bytes`, or if more rows are needed.
+    """
+    count = len(rows) // SLOT.size
+    slots = [_joined_slot(rows, number) for number in range(count)]
+    first = next((n for n, slot in enumerate(slots) if slot.last_offset >= offset), count)
+    if first == count or slots[first].base_offset >= end:
+        return None
+    size, number = 0, first
+    while number < count and number - first < most:
+        slot = slots[number]
+        if slot.base_offset >= end or (number > first and size + slot.size > max_bytes):
+            break
+        if slot.segment != slots[first].segment or size + slot.size > most_bytes:
+            return None
+        size += slot.size
+        number += 1
+    last_offset = slots[number - 1].last_offset
+    if number == count and last_offset + 1 < end:
+        return None
+    return first, number, slots[first].segment, slots[first].base_offset, last_offset
+
+
+def _joined_slot(rows: bytes, number: int) -> Slot:
+    return slot_of(rows[number * SLOT.size : (number + 1) * SLOT.size])
+
+
+def read_run(descriptor: int, mark: bytes, rows: bytes, first: int, stop: int) -> bytes | None:
+    """Read the payloads of some of the joined rows from a segment, without waiting for the medium.
+
+    They are in the segment that is open as `descriptor`. Returns them joined; None if they are not
+    all in the page cache, or one is damaged or not where its row says.
+    """
+    if READ_CACHED is None:
+        return None
+    payloads = []
+    for number in range(first, stop):
+        row = rows[number * SLOT.size : (number + 1) * SLOT.size]
+        slot = slot_of(row)
+        frame = bytearray(FRAME.size + slot.size)
+        try:
+            if os.preadv(descriptor, [frame], slot.at, READ_CACHED) < len(frame):
+                return None
+        except OSError:
+            return None
+        if not read_frames(mark, slot.at, bytes(frame), [row]):
+            return None
+        payloads.append(frame[FRAME.size :])
+    return b"".join(payloads)
+
+
+def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entry]:
+    """The entries of what `read_run` has returned; their payloads are views of it."""
+    whole, at = memoryview(payloads), 0
+    entries = []
+    for number in range(first, stop):
+        slot = _joined_slot(rows, number)
+        payload = whole[at : at + slot.size]
+        at += slot.size
+        entries.append(Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload))
+    return entries
+
+
+_INTERFACE = 6
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
@@ -450,3 +524,8 @@ find_adjacent: Callable[..., tuple[int, int, int, int]] = (
     compiled.adjacent if compiled else adjacent
 )
 entries_in: Callable[..., list[Entry]] = compiled.read_frames if compiled else read_frames
+find_run: Callable[..., tuple[int, int, int, int, int] | None] = (
+    compiled.select_run if compiled else select_run
+)
+read_cached: Callable[..., bytes | None] = compiled.read_run if compiled else read_run
+cached_entries: Callable[..., list[Entry]] = compiled.entries_of if compiled else entries_of

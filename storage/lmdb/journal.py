@@ -50,6 +50,7 @@ from storage.lmdb.frames import (
     encode_segment_header,
     entries_in,
     find_adjacent,
+    read_cached,
 )
 from storage.lmdb.layout import Place, Row, Slot, slot_of
 from storage.lmdb.settings import LmdbSettings
@@ -158,6 +159,11 @@ class SegmentFile(SegmentState):
 
     def read(self, length: int, at: int) -> bytes:
         return self._files.read(self._descriptor, length, at)
+
+    def read_run(self, mark: bytes, rows: bytes, first: int, stop: int) -> bytes | None:
+        """See `frames.read_run`. Does not block."""
+        descriptor = self._files.system_descriptor(self._descriptor)
+        return None if descriptor < 0 else read_cached(descriptor, mark, rows, first, stop)
 
     def write(self, buffers: Sequence[Buffer], at: int, end: int) -> None:
         """Write `buffers` from `at` to `end`."""
@@ -441,6 +447,12 @@ class Journal(JournalState):
         """
         file = self._opened(segment)
         return b"" if file is None else file.read(length, at)
+
+    def read_run(self, segment: int, rows: bytes, first: int, stop: int) -> bytes | None:
+        """See `frames.read_run`; None also if the segment is not open. Does not block."""
+        # Without the lock: another thread may hold it while it opens a file.
+        file = self._open.get(segment)
+        return None if file is None else file.read_run(self.mark, rows, first, stop)
 
     def read_pages(
         self, segment: int, at: int, length: int, unreadable: list[int] | None = None

@@ -161,11 +161,13 @@ def row_of_slot(cursor: Any, slot: Slot) -> Row | None:
     return key_of(found) if found.segment else _inline_entry(found, bytes(cursor.value()))
 
 
-def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Row]:
-    """The rows of `PartitionLog.read`, up to `end`, at most `MOST_ROWS`."""
+def read(
+    cursor: Any, log_id: int, offset: int, end: int, max_bytes: int, most: int = MOST_ROWS
+) -> list[Row]:
+    """The rows of `PartitionLog.read`, up to `end`, at most `most`."""
     if slot_at(cursor, log_id, offset) is None:
         return []
-    return rows_from(cursor.iternext(), log_id, end, max_bytes, MOST_ROWS)
+    return rows_from(cursor.iternext(), log_id, end, max_bytes, most)
 
 
 def take_rows(

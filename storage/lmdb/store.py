@@ -63,6 +63,11 @@ that.
 
 CLOSED = "the store is closed"
 
+MOST_AHEAD_BYTES = 16 << 20
+"""Memory for the rows that logs have found in advance: those of 256 partitions in batches of 16
+KiB, or of 64 in small batches.
+"""
+
 MOST_REPORTED = 1000
 """Damaged entries that are logged only once."""
 
@@ -114,6 +119,9 @@ class LmdbStore(StoreState):
         self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
         self._tables: SingleFlightCache[str, LmdbTable] = SingleFlightCache()
         self._changed_logs: dict[LogStatus, None] = {}
+        # The sizes of the rows that logs have found in advance, the oldest first.
+        self._ahead: dict[LmdbLog, int] = {}
+        self._ahead_bytes = 0
 
     async def open(self) -> None:
         """`Store.open`; creates the directory if missing."""
@@ -451,6 +459,20 @@ class LmdbStore(StoreState):
                 return call(cursor, row)
 
         return read
+
+    def read_cached(self, segment: int, rows: bytes, first: int, stop: int) -> bytes | None:
+        """See `frames.read_run`."""
+        return None if self._journal is None else self._journal.read_run(segment, rows, first, stop)
+
+    def keep_ahead(self, log: LmdbLog, size: int) -> None:
+        """Count the rows that `log` has found in advance; others' are freed beyond a limit."""
+        self._ahead_bytes += size - self._ahead.pop(log, 0)
+        if size:
+            self._ahead[log] = size
+        while self._ahead_bytes > MOST_AHEAD_BYTES:
+            oldest = next(iter(self._ahead))
+            self._ahead_bytes -= self._ahead.pop(oldest)
+            oldest.forget_ahead()
 
     async def read_entries(
         self, log_id: int, find: Callable[[Any], list[Row]], name: str

@@ -65,6 +65,29 @@ async def test_resident_read_equals_read_or_is_none(log: PartitionLog) -> None:
 
 
 @ensureDeferred
+async def test_run_is_what_a_read_returns_or_none(log: PartitionLog) -> None:
+    """Also for a reader that has come from the beginning, as a store may expect."""
+    for max_bytes, start in product((1, 250, 1000), (0, 5)):
+        offset = start
+        while offset < 40:
+            run = log.read_run(offset, max_bytes)
+            log.read_resident(offset, max_bytes)
+            read = await log.read(offset, max_bytes)
+            if run is not None:
+                assert (run.base_offset, run.last_offset, run.count, bytes(run.payload)) == (
+                    read[0].base_offset,
+                    read[-1].last_offset,
+                    len(read),
+                    b"".join(entry.payload for entry in read),
+                )
+            offset = read[-1].last_offset + 1
+    assert log.read_run(40, 100) is None
+    for outside in (-1, 41):
+        with pytest.raises(OffsetOutOfRange):
+            log.read_run(outside, 100)
+
+
+@ensureDeferred
 async def test_read_entries_stay_valid_after_changes(log: PartitionLog) -> None:
     seen = await log.read(0, 400)
     before = plain(seen)

@@ -23,6 +23,7 @@ from twisted.internet.defer import Deferred
 from storage.log import (
     LOG_CLOSED,
     Entry,
+    EntryRun,
     Fenced,
     LogClosed,
     LogStatus,
@@ -178,6 +179,17 @@ class MemoryLog:
                 break
             found.append(entry)
         return found
+
+    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+        entries = self.read_resident(offset, max_bytes)
+        if not entries:
+            return None
+        return EntryRun(
+            entries[0].base_offset,
+            entries[-1].last_offset,
+            len(entries),
+            b"".join(entry.payload for entry in entries),
+        )
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         return self.read_resident(offset, max_bytes) or []

@@ -92,6 +92,11 @@ class MultiFormatLog:
         check_readable(offset, self._start_offset, self.end_offset)
         return None
 
+    def read_run(self, offset: int, max_bytes: int) -> None:
+        """`PartitionLog.read_run`: entries are kept separately."""
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self.end_offset)
+
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:

@@ -120,6 +120,11 @@ class PulsarLog:
             return []
         return self._resident.read(offset, max_bytes)
 
+    def read_run(self, offset: int, max_bytes: int) -> None:
+        """`PartitionLog.read_run`: entries are kept separately."""
+        self.status.check_open()
+        check_readable(offset, self._start_offset, self._end.offset)
+
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:

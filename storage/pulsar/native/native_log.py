@@ -190,6 +190,10 @@ class NativeLog:
         self._check_offset(offset)
         return [] if offset == self._end_offset else self._resident.read(offset, max_bytes)
 
+    def read_run(self, offset: int, max_bytes: int) -> None:
+        """`PartitionLog.read_run`: entries are kept separately."""
+        self._check_offset(offset)
+
     def _check_offset(self, offset: int) -> None:
         self.status.check_open()
         check_readable(offset, self._start_offset, self._end_offset)

@@ -202,3 +202,44 @@ def test_compiled_search_for_legacy_lz4_finds_what_the_reference_finds(stored):
         payloads.append(bytearray(payload) if is_converted else payload)
     expected = entry_loops.legacy_lz4(entries, payloads)
     assert compiled().legacy_lz4(entries, payloads) == expected
+
+
+BATCHES = st.lists(
+    st.builds(
+        lambda size, magic, codec: (
+            bytes(8) + (size + 49).to_bytes(4, "big") + bytes(4) + bytes([magic, 0, 0, 0, 0, 0])
+            + bytes([codec]) + bytes(size + 38)
+        ),
+        st.integers(0, 5),
+        st.sampled_from([2, 2, 2, 2, 1]),
+        st.integers(0, 4),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@given(BATCHES, st.booleans(), st.integers(-3, 3), st.integers(-1, 1))
+def test_compiled_function_recognizes_the_same_batches(batches, with_zstd, cut, more):
+    joined = b"".join(batches)
+    joined = joined + bytes(cut) if cut > 0 else joined[: len(joined) + cut]
+    expected = (
+        cut == 0
+        and more == 0
+        and all(one[16] == 2 and (with_zstd or one[22] != 4) for one in batches)
+    ) or (not joined and len(batches) + more == 0)
+    for implementation in (load() for load in BOTH):
+        found = implementation.are_batches(joined, len(batches) + more, with_zstd=with_zstd)
+        assert found is expected
+
+
+@given(st.binary(max_size=200), st.integers(0, 3))
+def test_any_bytes_are_batches_or_not(payload, count):
+    expected = entry_loops.are_batches(payload, count, with_zstd=True)
+    assert compiled().are_batches(payload, count, with_zstd=True) is expected
+
+
+@pytest.mark.parametrize("size", [-1, 48, (1 << 31) - 1])
+def test_batch_with_a_wrong_length_is_none(size):
+    payload = bytes(8) + (size & 0xFFFFFFFF).to_bytes(4, "big") + b"\0\0\0\0\2" + bytes(100)
+    for implementation in (load() for load in BOTH):
+        assert not implementation.are_batches(payload, 1, with_zstd=True)

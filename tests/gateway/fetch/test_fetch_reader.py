@@ -99,13 +99,32 @@ def offsets(row: Any, offset: int = 0) -> list[int]:
 NEW, OLD, OLDER = 12, 3, 1
 
 
+@pytest.fixture(params=[True, False], ids=["joined", "separate"])
+def _kept(request, env, monkeypatch):
+    """Stores that return the batches of a read as one value, or do not."""
+    if not request.param:
+        monkeypatch.setattr(type(env.partition().log), "read_run", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("version", [4, 6, 11, 12, 15, 18])
 def test_modern_consumer_gets_stored_bytes(env, version):
     stored = [batched(0, 2), batched(2, 3, codec=GZIP), batched(5, 3)]
     put(env, *stored)
-    assert [bytes(piece) for piece in fetch_one(env, version, 0).records] == [
-        bytes(one.payload) for one in stored
-    ]
+    assert payload(fetch_one(env, version, 0)) == b"".join(one.payload for one in stored)
+
+
+def test_batches_that_the_store_has_joined_are_sent_as_one_buffer(env):
+    put(env, batched(0, 2), batched(2, 3))
+    assert len(fetch_one(env, NEW, 0).records) == 1
+
+
+@pytest.mark.usefixtures("_kept")
+@pytest.mark.parametrize("version", [4, 9, 10])
+@pytest.mark.parametrize("other", [messages(2, 3, 1), batched(2, 3, codec=ZSTD)])
+def test_one_batch_that_is_not_sent_as_stored_does_not_change_the_others(env, version, other):
+    put(env, batched(0, 2), other, batched(5, 3))
+    assert offsets(fetch_one(env, version, 0)) == [*range(8)]
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -241,15 +260,14 @@ def sizes(*entries: Entry) -> int:
     return sum(len(one.payload) for one in entries)
 
 
+@pytest.mark.usefixtures("_kept")
 def test_whole_batches_are_returned_up_to_limit(env):
     stored = [batched(0, 3), batched(3, 3), batched(6, 3)]
     put(env, *stored)
-    both = sizes(*stored[:2])
-    assert [len(fetch_one(env, NEW, 0, limit).records) for limit in (both - 1, both, both + 1)] == [
-        1,
-        2,
-        2,
-    ]
+    one, both = sizes(*stored[:1]), sizes(*stored[:2])
+    assert [
+        len(payload(fetch_one(env, NEW, 0, limit))) for limit in (both - 1, both, both + 1)
+    ] == [one, both, both]
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -20,6 +24,7 @@ from storage.lmdb.frames import (
     SegmentHeader,
     adjacent,
     append_frames,
+    cached_entries,
     decode_frame,
     decode_segment_header,
     decode_table_rows,
@@ -29,10 +34,15 @@ from storage.lmdb.frames import (
     encode_segment_header,
     encode_table_rows,
     entries_in,
+    entries_of,
     find_adjacent,
+    find_run,
     has_payload,
     parse,
+    read_cached,
     read_frames,
+    read_run,
+    select_run,
 )
 from storage.lmdb.layout import Row, Slot, key_of, slot_of
 from storage.lmdb.write_burst import Append, DurableLog, Operation, Task
@@ -439,3 +449,152 @@ def test_table_rows_have_the_documented_layout() -> None:
     assert encode_table_rows({b"\0\0\0\1k": b"value", b"\0\0\0\2gone": None}) == bytes.fromhex(
         "00000005 00000005 00000001 6b 76616c7565 00000008 ffffffff 00000002 676f6e65"
     )
+
+
+# Runs of entries, from joined rows
+
+
+@contextmanager
+def segment_of(data: bytes) -> Iterator[int]:
+    """A file, in the page cache, and its descriptor."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        yield file.fileno()
+
+
+needs_nowait = pytest.mark.skipif(
+    not hasattr(os, "RWF_NOWAIT"), reason="only Linux tells what the page cache has"
+)
+
+READS: list[Callable[..., bytes | None]] = [read_run, read_cached]
+
+
+@needs_nowait
+@pytest.mark.parametrize("read", READS)
+def test_run_is_the_payloads_of_its_frames(read: Callable[..., bytes | None]) -> None:
+    frames = (
+        framed(0, b"first"),
+        bytes(7),
+        framed(72, b"the second", base=1),
+        framed(142, b"", base=2),
+    )
+    rows = row(0, 0, size=5) + row(1, 72) + row(2, 142, size=0)
+    with segment_of(b"".join(frames)) as descriptor:
+        assert read(descriptor, MARK, rows, 0, 3) == b"firstthe second"
+        assert read(descriptor, MARK, rows, 1, 2) == b"the second"
+        assert read(descriptor, MARK, rows + row(3, 202), 3, 4) is None
+        assert read(descriptor, MARK, row(0, 0, size=6), 0, 1) is None
+        assert read(descriptor, MARK, row(1, 0, size=5), 0, 1) is None
+        assert read(descriptor, b"another!", rows, 0, 1) is None
+    assert read(-1, MARK, rows, 0, 1) is None
+
+
+@needs_nowait
+def test_large_run_is_read_in_parts() -> None:
+    """One system call takes a limited number of buffers, and a limited number of skipped bytes."""
+    data, rows, payloads = bytearray(), b"", []
+    for base in range(300):
+        rows += row(base, len(data), size=300)
+        payloads.append(os.urandom(300))
+        data += framed(len(data), payloads[-1], base=base)
+        data += bytes(20_000 if base % 50 == 0 else 0)
+    with segment_of(data) as descriptor:
+        assert read_cached(descriptor, MARK, rows, 0, 300) == b"".join(payloads)
+        os.pwrite(descriptor, b"?", len(data) - 1)
+        assert read_cached(descriptor, MARK, rows, 0, 300) is None
+        assert read_cached(descriptor, MARK, rows, 0, 299) == b"".join(payloads[:299])
+
+
+@needs_nowait
+@given(stored())
+def test_compiled_function_reads_the_same_run(case: tuple[bytes, list[bytes]]) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    data, rows = bytes(1000) + case[0], case[1]
+    with segment_of(data) as descriptor:
+        for first in range(len(rows) + 1):
+            for stop in range(first, len(rows) + 1):
+                found = [
+                    read(descriptor, MARK, b"".join(rows), first, stop)
+                    for read in (read_run, compiled.read_run)
+                ]
+                assert found[0] == found[1]
+                intact = entries_in(MARK, 1000, case[0], rows[first:stop])
+                expected = b"".join(entry.payload for entry in intact)
+                assert found[0] == (expected if len(intact) == stop - first else None)
+
+
+def test_selected_run_is_what_fits_but_at_least_one_entry() -> None:
+    rows = b"".join(
+        key_of(Slot(1, base, base + 9, -1, -1, 100, 50, SEGMENT + base // 40, 100 + 11 * base))
+        for base in range(0, 80, 10)
+    )
+    find = find_run
+    assert find(rows, 0, 80, 0, 1000, 100) == (0, 1, SEGMENT, 0, 9)
+    assert find(rows, 15, 80, 149, 1000, 100) == (1, 3, SEGMENT, 10, 29)
+    assert find(rows, 15, 80, 149, 1000, 1) == (1, 2, SEGMENT, 10, 19)
+    assert find(rows, 45, 80, 1000, 1000, 100) == (4, 8, SEGMENT + 1, 40, 79)
+    assert find(rows, 45, 70, 1000, 1000, 100) == (4, 7, SEGMENT + 1, 40, 69)
+    # Rows of two segments, too many bytes, and rows that end before the log does.
+    assert find(rows, 0, 80, 300, 1000, 100) is None
+    assert find(rows, 0, 80, 100, 99, 100) is None
+    assert find(rows, 45, 90, 1000, 1000, 100) is None
+    assert find(rows, 80, 90, 1000, 1000, 100) is None
+    assert find(rows, 50, 50, 1000, 1000, 100) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 40), st.integers(0, 9)),
+        max_size=8,
+    ),
+    st.integers(0, 30),
+    st.integers(0, 40),
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.integers(1, 9),
+)
+def test_compiled_function_selects_the_same_run(
+    shape: list[tuple[int, int, int, int]],
+    offset: int,
+    end: int,
+    max_bytes: int,
+    most_bytes: int,
+    most: int,
+) -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    rows, base, at = b"", 0, 0
+    for hole, count, size, segment in shape:
+        base += hole
+        last = base + count - 1
+        rows += key_of(Slot(1, base, last, 7, 9, 100, size, SEGMENT + segment // 9, at))
+        base, at = last + 1, at + 60 + size
+    arguments = (rows, offset, end, max_bytes, most_bytes, most)
+    expected = select_run(*arguments)
+    assert compiled.select_run(*arguments) == expected
+    payloads = os.urandom(400)
+    if expected is not None:
+        first, stop, *_ = expected
+        found = compiled.entries_of(rows, first, stop, payloads)
+        assert found == entries_of(rows, first, stop, payloads)
+        assert [entry.base_offset for entry in found][:1] == [expected[3]]
+
+
+def test_entries_of_a_run_are_views_of_it() -> None:
+    rows = row(0, 0, size=5) + row(1, 65, size=3)
+    for make in (entries_of, cached_entries):
+        assert make(rows, 0, 2, b"firstnew") == [
+            Entry(0, 0, -1, memoryview(b"first")),
+            Entry(1, 1, -1, memoryview(b"new")),
+        ]
+
+
+def test_compiled_functions_refuse_rows_that_do_not_exist() -> None:
+    compiled = pytest.importorskip("storage.lmdb._frames")
+    for first, stop in ((-1, 1), (0, 2), (1, 0)):
+        with pytest.raises(ValueError, match="no such rows"):
+            compiled.read_run(0, MARK, row(0, 0), first, stop)
+    with pytest.raises(ValueError, match="no such rows"):
+        compiled.entries_of(row(0, 0), 0, 2, b"")
+    with pytest.raises(ValueError, match="a mark has 8 bytes"):
+        compiled.read_run(0, b"short", row(0, 0), 0, 1)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred, gatherResults
 
-from storage.lmdb import queries
+from storage.lmdb import LmdbStore, queries
 from storage.lmdb.layout import Slot
-from storage.log import Entry, LogClosed, StorageFailed, Topic, UnknownTopic
-from tests.storage.entries import bases, everything, sized, topic
+from storage.lmdb.log import LmdbLog
+from storage.log import (
+    Entry,
+    LogClosed,
+    OffsetOutOfRange,
+    StorageFailed,
+    Topic,
+    UnknownTopic,
+)
+from tests.storage.entries import bases, everything, plain, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 
@@ -234,3 +244,179 @@ def test_canonical_name_is_unchanged_and_slash_is_refused(open_store: Opener) ->
     assert store.canonical("orders") == "orders"
     with pytest.raises(ValueError, match="slash"):
         store.canonical("public/default/orders")
+
+
+# Sequential reads from the page cache
+
+
+async def with_entries(
+    open_store: Opener, count: int, partitions: int = 1, size: int = 1000
+) -> tuple[LmdbStore, list[LmdbLog]]:
+    """A store whose partitions have `count` entries of some 1,000 bytes, none in the tail cache."""
+    store = open_store(tail_bytes=0, index_entries=40)
+    await store.open()
+    await store.create_topic(topic(partitions=partitions))
+    logs = [await store.log("orders", index) for index in range(partitions)]
+    for number in range(count):
+        for log in logs:
+            await log.append([sized(2 * number, size + number, records=2, time=number)])
+    return store, logs
+
+
+async def fetch(log: LmdbLog, offset: int, max_bytes: int = 0) -> list[Entry]:
+    resident = log.read_resident(offset, max_bytes)
+    return await log.read(offset, max_bytes) if resident is None else resident
+
+
+async def read_in_order(log: LmdbLog, max_bytes: int) -> tuple[list[Entry], int]:
+    """All entries of a log; and how many reads needed no other thread."""
+    found: list[Entry] = []
+    offset = log.start_offset
+    count = 0
+    while offset < log.end_offset:
+        run, resident = log.read_run(offset, max_bytes), log.read_resident(offset, max_bytes)
+        entries = await log.read(offset, max_bytes)
+        assert (run is None) is (resident is None)
+        if run is not None and resident is not None:
+            count += 1
+            assert plain(resident) == plain(entries)
+            assert bytes(run.payload) == b"".join(entry.payload for entry in entries)
+            assert (run.base_offset, run.last_offset, run.count) == (
+                entries[0].base_offset,
+                entries[-1].last_offset,
+                len(entries),
+            )
+        found += entries
+        offset = entries[-1].last_offset + 1
+    return found, count
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("max_bytes", [0, 5000])
+@ensureDeferred
+async def test_sequential_reader_gets_every_entry_mostly_from_the_page_cache(
+    open_store: Opener, partitions: int, max_bytes: int
+) -> None:
+    """Committed rows and those in memory only, with other partitions' frames in between."""
+    _, logs = await with_entries(open_store, 100, partitions)
+    for log in logs:
+        found, count = await read_in_order(log, max_bytes)
+        assert plain(found) == plain(
+            [sized(2 * n, 1000 + n, records=2, time=n) for n in range(100)]
+        )
+        reads = 100 if max_bytes == 0 else 25
+        assert count >= reads - 2 - reads // 10 or not hasattr(os, "RWF_NOWAIT")
+
+
+@ensureDeferred
+async def test_reader_that_gets_a_part_of_each_read_is_sequential(open_store: Opener) -> None:
+    """Converted to an older format, fewer batches fit into the reply."""
+    _, (log,) = await with_entries(open_store, 60)
+    resident = []
+    for offset in range(0, 100, 3):
+        resident.append(log.read_resident(offset, 5000) is not None)
+        assert (await log.read(offset, 5000))[0].base_offset == offset - offset % 2
+    assert resident.count(True) >= len(resident) - 4 or not hasattr(os, "RWF_NOWAIT")
+
+
+@ensureDeferred
+async def test_read_from_the_journal_always_waits(open_store: Opener) -> None:
+    """A loop over a whole log must let the reactor serve others."""
+    _, (log,) = await with_entries(open_store, 30)
+    for offset in range(0, 60, 2):
+        reading = Deferred.fromCoroutine(log.read(offset, 0))
+        assert not reading.called
+        assert bases(await reading) == [offset]
+    assert log._ahead is None
+
+
+@ensureDeferred
+async def test_reader_that_jumps_does_not_find_rows_in_advance(open_store: Opener) -> None:
+    _, (log,) = await with_entries(open_store, 30)
+    for offset in (40, 20, 0, 30, 10):
+        await fetch(log, offset)
+    assert log._ahead is None
+
+
+@ensureDeferred
+async def test_replaced_entries_are_not_read_from_rows_found_before(open_store: Opener) -> None:
+    _, (log,) = await with_entries(open_store, 30)
+    for offset in (0, 2, 4):
+        await fetch(log, offset)
+    new = sized(20, 50, records=2, time=1)
+    await log.replace(20, 21, [new])
+    assert log.read_run(20, 0) is None
+    assert plain(await fetch(log, 20)) == plain([new])
+
+
+@ensureDeferred
+async def test_rows_that_are_found_while_entries_are_replaced_are_not_kept(
+    open_store: Opener,
+) -> None:
+    store, (log,) = await with_entries(open_store, 30)
+    await fetch(log, 0)
+    may_end: Deferred[None] = Deferred()
+    read = store.read_entries
+
+    async def later(*arguments: Any) -> list[Entry]:
+        entries = await read(*arguments)
+        await may_end
+        return entries
+
+    store.read_entries = later  # type: ignore[method-assign]
+    reading = Deferred.fromCoroutine(fetch(log, 2))
+    new = sized(20, 50, records=2, time=1)
+    await log.replace(20, 21, [new])
+    may_end.callback(None)
+    await reading
+    store.read_entries = read  # type: ignore[method-assign]
+    assert plain(await fetch(log, 20)) == plain([new])
+
+
+@ensureDeferred
+async def test_damaged_entry_is_reported_to_a_sequential_reader(
+    open_store: Opener, directory: Path
+) -> None:
+    _, (log,) = await with_entries(open_store, 10)
+    for offset in (0, 2):
+        await fetch(log, offset)
+    (segment,) = (directory / "journal").iterdir()
+    damaged = sized(12, 1006)
+    at = segment.read_bytes().index(bytes(damaged.payload))
+    with segment.open("r+b") as file:
+        file.seek(at)
+        file.write(b"?")
+    assert log.read_run(12, 0) is None
+    with pytest.raises(StorageFailed, match="offsets 12 to 13 of orders-0 are damaged"):
+        await log.read(12, 0)
+    assert bases(await log.read(10, 5000)) == [10]
+    assert bases(await log.read(14, 0)) == [14]
+
+
+@ensureDeferred
+async def test_deleted_entries_are_not_read_from_rows_found_before(open_store: Opener) -> None:
+    store, (log,) = await with_entries(open_store, 30)
+    for offset in (0, 2, 4):
+        await fetch(log, offset)
+    await log.delete_before(20)
+    for read in (log.read_run, log.read_resident):
+        with pytest.raises(OffsetOutOfRange):
+            read(10, 0)
+    await store.delete_topic("orders")
+    with pytest.raises(LogClosed):
+        log.read_run(24, 0)
+    assert store._ahead_bytes == 0
+
+
+@ensureDeferred
+async def test_rows_found_in_advance_take_a_limited_amount_of_memory(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, logs = await with_entries(open_store, 30, partitions=4)
+    # Each log has 17 rows.
+    monkeypatch.setattr("storage.lmdb.store.MOST_AHEAD_BYTES", 2 * 17 * 64)
+    for log in logs:
+        for offset in (0, 2):
+            await fetch(log, offset)
+    assert [log._ahead is not None for log in logs] == [False, False, True, True]
+    assert store._ahead_bytes == 2 * 17 * 64
