@@ -95,7 +95,7 @@ MAY_IMPORT = {
     },
     "gateway/settings": set(),
     "gateway/protocol/wire": {ERRORS, "records", "storage"},
-    FLOW_CONTROL: {BASICS},
+    FLOW_CONTROL: {"gateway/protocol/wire", BASICS},
     ERRORS: {"storage"},
     BASICS: {"storage"},
     "auth": set(),

@@ -99,7 +99,7 @@ class EmbeddedStore:
     def expect(self, appends: int) -> None:
         """Gather this many appends, as after a burst of as many."""
         writer: Any = self._store._writer
-        writer._queue._expected_operations = appends
+        writer.queue._expected_operations = appends
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():

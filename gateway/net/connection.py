@@ -24,8 +24,8 @@ from gateway.net.framing import FrameSplitter
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.errors import Refused
-from gateway.protocol.plain_state import ConnectionState
 from gateway.protocol.session import LoginSession, SessionLifetime, log_failed_login
+from gateway.protocol.wire.compiled import ConnectionState
 from gateway.traffic.client_identity import PeerAddress
 from gateway.traffic.traffic_rows import Reason
 from storage.log import Buffer
@@ -82,6 +82,8 @@ class KafkaConnection(ConnectionState, Protocol):
 
     It is also the `ReplyTransport` of its dispatch.
     """
+
+    _dispatch: Dispatch
 
     def __init__(self, listener: ListenerInterface, host: str, port: int) -> None:
         broker = listener.broker

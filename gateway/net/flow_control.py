@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.coroutines import Clock
-from gateway.protocol.plain_state import BudgetState, FlowState
+from gateway.protocol.wire.compiled import BudgetState, FlowState
 
 #: Bytes kept free for each resumed connection: the largest size of one read.
 RESUME_RESERVE_BYTES = 256 << 10
@@ -37,6 +37,8 @@ class MemoryBudget(BudgetState):
     enough of it. In that case the connection that has waited longest with a partial frame may
     complete it regardless of the limit, and connections between frames may use an extra eighth.
     """
+
+    unblocked: ConnectionFlow | None
 
     __slots__ = ("_clock", "_is_scheduled", "_waiting")
 
@@ -175,6 +177,8 @@ class ConnectionFlow(FlowState):
 
     `pause` and `resume` stop and restart reading from its socket.
     """
+
+    budget: MemoryBudget
 
     __slots__ = ("_pause", "_resume")
 

@@ -21,8 +21,8 @@ from twisted.python.failure import Failure
 
 from gateway.coroutines import Cancel, call_later
 from gateway.net.flow_control import OutgoingBytes
-from gateway.protocol.plain_state import SocketState
 from gateway.protocol.wire import compiled
+from gateway.protocol.wire.compiled import SocketState
 from storage.log import Buffer
 
 #: Bytes of one read: several requests of 16 KiB, or a quarter of one of 1 MiB. All connections

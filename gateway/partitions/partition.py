@@ -18,8 +18,8 @@ from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import SharedResult, start, when_ended
 from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import KafkaError, storage_error
-from gateway.protocol.plain_state import PartitionState
 from gateway.protocol.wire import compiled
+from gateway.protocol.wire.compiled import OpenPartitionState
 from records import BatchHeader, stamp_batch
 from records.batch import NO_PRODUCER_ID
 from storage.log import (
@@ -133,7 +133,7 @@ class ProducerRecovery:
     finished: SharedResult[None] = field(default_factory=SharedResult)
 
 
-class Partition(PartitionState):
+class Partition(OpenPartitionState):
     """A partition led by this gateway.
 
     `config` is replaced whenever the topic's configs change. `plain_bytes` is the largest size of a
@@ -141,6 +141,9 @@ class Partition(PartitionState):
     is whether the topic has the producers' timestamps. `on_fenced` may be called repeatedly once
     the log is fenced or closed; the registry then opens another Partition.
     """
+
+    log: PartitionLog
+    producers: ProducerStateManager
 
     __slots__ = (
         "_config",

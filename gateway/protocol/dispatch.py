@@ -26,6 +26,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import (
     CancelledError,
+    DelayedCall,
     SharedResult,
     after_calls,
     start,
@@ -43,13 +44,13 @@ from gateway.protocol.in_flight import (
 )
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.mute import Mute
-from gateway.protocol.plain_state import DispatchState
 from gateway.protocol.request_time import RequestStopwatch
 from gateway.protocol.routes import ROUTES, UNSUPPORTED_VERSION_REPLIES, DelayedReply, Route
 from gateway.protocol.session import LoginSession, log_in
 from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.compiled import DispatchState
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
@@ -87,6 +88,15 @@ class Dispatch(DispatchState):
 
     `flow` holds its limits and pauses reading; `traffic` records requests and replies.
     """
+
+    _session: LoginSession
+    _transport: ReplyTransport
+    _flow: ConnectionFlow
+    _traffic: Recorder
+    _long_poll: LongPoll
+    _in_flight: list[InFlightRequest]
+    _mute: Mute | None
+    _expiry: DelayedCall | None
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.protocol.plain_state import LongPollState
+from gateway.protocol.wire.compiled import LongPollState
 
 #: First wait after a Produce. Doubling reaches 0.5 seconds after nine fetches.
 MIN_WAIT_SECONDS = 0.001

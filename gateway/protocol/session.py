@@ -35,8 +35,8 @@ from auth.mechanism import (
 from gateway import logs
 from gateway.coroutines import CancelledError
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
-from gateway.protocol.plain_state import SessionState
 from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.compiled import SessionState
 from gateway.security.audit import AuditLog
 from gateway.security.authorizer import TopicDecisions
 from gateway.security.tenants import Tenants
@@ -129,6 +129,8 @@ class LoginSession(SessionState):
     `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
     without one; both are in the clock's seconds. `refusal` is that of the last `SaslOutcome`.
     """
+
+    scope: TenantScope | None
 
     __slots__ = (
         "_can_reauthenticate",

@@ -109,7 +109,8 @@ cdef class WriteQueue:
     cdef object _reactor, _write, _deadline, _on_finished
     cdef list _waiting
     cdef bint _is_writing
-    cdef Py_ssize_t _expected_operations, _burst_operations
+    cdef public Py_ssize_t _expected_operations
+    cdef Py_ssize_t _burst_operations
     cdef int64_t _burst_bytes
     cdef object _gathering_seconds
     cdef public FlusherBursts flusher_bursts

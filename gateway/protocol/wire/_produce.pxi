@@ -32,7 +32,7 @@ cdef struct Part:
 cdef class PlainProduce
 
 
-cdef class PartitionState:
+cdef class OpenPartitionState:
     """The part of `gateway.partitions.partition.Partition` that each append needs."""
 
     cdef public object log, producers, recovery, _queued_appends
@@ -45,7 +45,7 @@ cdef class InFlightAppend:
     """As `gateway.partitions.partition.InFlightAppend`, which describes it."""
 
     cdef readonly int64_t end_offset
-    cdef PartitionState _partition
+    cdef OpenPartitionState _partition
     cdef object _batch, _records, _failure
     cdef int64_t _queued_offset, _base_offset, _log_append_time, _now
     cdef Py_ssize_t _size
@@ -60,7 +60,7 @@ cdef class InFlightAppend:
         return self._batch
 
     def stored(self, assigned):
-        cdef PartitionState partition = self._partition
+        cdef OpenPartitionState partition = self._partition
         try:
             partition.unsaved_bytes += self._size
             partition.unsaved_batches += 1
@@ -147,7 +147,7 @@ cdef header_of(records):
 
 
 cdef InFlightAppend queue_next(
-    PartitionState partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
+    OpenPartitionState partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
 ):
     """As `Partition.queue_batch`, for a batch without a producer or the next one of its producer.
 
@@ -302,7 +302,7 @@ cdef class PlainProduce:
     cdef bint queue_for(self, PlainContext served) except -1:
         cdef Part* part
         cdef Py_ssize_t number
-        cdef PartitionState partition
+        cdef OpenPartitionState partition
         cdef PlainWork work = served.work
         cdef bint has_refused
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
@@ -388,7 +388,7 @@ cdef class PlainProduce:
         self.append_ended()
 
     cpdef append_ended(self):
-        cdef PartitionState partition
+        cdef OpenPartitionState partition
         cdef DispatchState dispatch
         cdef PlainContext served = self._served
         self._missing -= 1
