@@ -18,7 +18,7 @@ from storage.lmdb.frames import (
     IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
-    TABLES,
+    TABLES_LOG_ID,
     Damage,
     Frame,
     FrameAt,
@@ -103,9 +103,9 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
         state.pending = PendingIndex(checkpoint)
         for slot in slots_of(txn, databases, names, tail.found):
             state.pending.add([(slot.log_id, [SLOT.pack(*slot)])])
-        value = txn.get(b"table_writes", db=databases["meta"])
-        state.table_writes = 0 if value is None else U64.unpack(value)[0]
-        add_table_rows(journal, state, tail.found)
+        value = txn.get(b"next_table_write", db=databases["meta"])
+        state.next_table_write = 0 if value is None else U64.unpack(value)[0]
+        recover_table_rows(journal, state, tail.found)
         state.damaged.update(tail.damaged)
         durable_to = checkpoint.at if tail.end.segment == checkpoint.segment else 0
         journal.continue_at(tail.end, tail.next_number, durable_to, tail.is_left)
@@ -326,13 +326,13 @@ def slots_of(
     return slots
 
 
-def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
+def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
     """Add the table rows of frames to those that are pending. Blocks. Raises OSError."""
     for segment, frame, at, is_intact in found:
-        if frame.log_id != TABLES:
+        if frame.log_id != TABLES_LOG_ID:
             continue
         rows: dict[bytes, bytes | None] = {}
-        number, expected = frame.base_offset, state.table_writes
+        number, expected = frame.base_offset, state.next_table_write
         if number < expected:
             # This write failed, and could not be cut off. Its rows, or later ones, were committed.
             log.info(
@@ -353,7 +353,7 @@ def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFra
                 )
             if is_intact:
                 rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
-            state.table_writes = number + 1
+            state.next_table_write = number + 1
         state.pending.add_table_rows(rows, segment, frame.size)
 
 

@@ -149,7 +149,7 @@ class StoreAccess(Protocol):
     def write(self, task: Task[T], /) -> Deferred[T]: ...
     def submit(self, operation: Operation, /) -> None: ...
     def mark_changed(self, log: LogStatus, /) -> None: ...
-    def table_rows(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
+    def read_table(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
     def query_log(
         self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T], /
     ) -> Deferred[T]: ...
@@ -207,7 +207,7 @@ class WriterState:
 
     logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
-    table_writes: int = 0
+    next_table_write: int = 0
     """The number of the next write of table rows."""
 
     pending: PendingIndex = field(default_factory=lambda: PendingIndex(Place()))
@@ -335,7 +335,7 @@ class Burst:
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
         self._rows: list[tuple[int, list[bytes]]] = []
-        self._table_writes = state.table_writes
+        self._next_table_write = state.next_table_write
         self._table_payload_bytes = 0
 
     @property
@@ -356,7 +356,7 @@ class Burst:
             rows, self._rows = self._rows, []
             self._put_rows(key for _, keys in rows for key in keys)
         if self.table_rows:
-            self._table_writes = self._state.table_writes + 1
+            self._next_table_write = self._state.next_table_write + 1
             table_rows, self.table_rows = self.table_rows, {}
             self._put_table_rows(table_rows)
         return self._txn
@@ -439,8 +439,8 @@ class Burst:
             payload = encode_table_rows(self.table_rows)
             pending = sum(self._state.pending.table_bytes.values())
             if pending + FRAME.size + len(payload) <= most_table_bytes:
-                self.staging.put_table_rows(self._table_writes, payload)
-                self._table_writes += 1
+                self.staging.put_table_rows(self._next_table_write, payload)
+                self._next_table_write += 1
                 self._table_payload_bytes = len(payload)
                 return outcomes
         if self.has_txn or self.table_rows:
@@ -471,8 +471,8 @@ class Burst:
             if self._moves_checkpoint:
                 checkpoint = CHECKPOINT.pack(*self.staging.end)
                 self._txn.put(b"journal", checkpoint, db=self.databases["meta"])
-            number = U64.pack(self._table_writes)
-            self._txn.put(b"table_writes", number, db=self.databases["meta"])
+            number = U64.pack(self._next_table_write)
+            self._txn.put(b"next_table_write", number, db=self.databases["meta"])
             self._txn.commit()
 
     @property
@@ -488,7 +488,7 @@ class Burst:
         state = self._state
         state.logs.update(self._logs)
         state.freeing.update(self._freeing)
-        state.table_writes = self._table_writes
+        state.next_table_write = self._next_table_write
         for log_id in self._closed:
             state.logs.pop(log_id, None)
         if self._txn is not None:

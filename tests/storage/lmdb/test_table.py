@@ -398,7 +398,7 @@ def set_format(directory: Path, number: int) -> None:
     with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
         meta = env.open_db(b"meta", txn=txn)
         txn.put(b"format", b"%d" % number, db=meta)
-        txn.delete(b"table_writes", db=meta)
+        txn.delete(b"next_table_write", db=meta)
 
 
 @ensureDeferred
