@@ -224,14 +224,28 @@ class LmdbWriter:
     def _write(
         self, operations: Sequence[Operation], *, in_transaction: bool = False
     ) -> list[Outcome]:
-        """Write one burst. If a medium refuses it, the operations that need this medium fail and
-        the others are retried without them: appends and replacements need the journal, tasks LMDB,
-        table rows one of them.
+        """Write one burst. If a medium refuses it, retry those operations that may not need it:
+
+        | what failed | retried |
+        |---|---|
+        | the commit of rows, of which `index_limit` are pending | tasks that are no `TablePut` |
+        | the journal | what does not write to it, and each `TablePut`, in a transaction of LMDB |
+        | LMDB | each `Append` and `TablePut`, by the journal alone |
+        | LMDB, without such a task: the table rows are too many for the journal | each `Append` |
+        | anything in a retry in a transaction | nothing |
+
+        The other operations fail.
         """
         kinds = set(map(type, operations))
         has_appends, has_others = Append in kinds, kinds != {Append}
+        are_rows_limited = (
+            not kinds.isdisjoint((Append, TablePut))
+            and self._state.pending.count >= self._settings.index_limit
+        )
         try:
-            self._limit_pending()
+            if are_rows_limited:
+                self._commit([Task(begin_transaction)])
+                are_rows_limited = False
             if in_transaction:
                 outcomes = self._commit([Task(begin_transaction), *operations])[1:]
             else:
@@ -244,11 +258,14 @@ class LmdbWriter:
                 if len(rest) == len(operations):
                     return self._write(rest, in_transaction=True)
             elif isinstance(error, lmdb.Error) and not in_transaction:
-                rest = [one for one in operations if type(one) is not Task]
+                if are_rows_limited:
+                    rest = [one for one in operations if type(one) is Task]
+                else:
+                    rest = [one for one in operations if type(one) is not Task]
                 if len(rest) == len(operations):
                     # The table rows needed a transaction.
                     rest = [one for one in operations if isinstance(one, Append)]
-            fails_appends = is_journal or not has_others
+            fails_appends = is_journal or are_rows_limited or not has_others
             reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
             written: dict[int, Outcome] = {}
             if 0 < len(rest) < len(operations):
@@ -298,11 +315,6 @@ class LmdbWriter:
         if what in self._state.failing:
             self._state.failing.remove(what)
             log.warning("%s to %s succeeds again", what, self._environment.directory)
-
-    def _limit_pending(self) -> None:
-        """Commit the rows that are pending if they are too many. Raises lmdb.Error."""
-        if self._state.pending.count >= self._settings.index_limit:
-            self._commit([Task(begin_transaction)])
 
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Run all operations, make them durable and return the outcomes.
