@@ -224,15 +224,15 @@ class LmdbWriter:
     def _write(
         self, operations: Sequence[Operation], *, in_transaction: bool = False
     ) -> list[Outcome]:
-        """Write one burst. If a medium refuses it, retry those operations that may not need it:
+        """Write one burst. If a medium refuses it, retry the operations that may not need it:
 
-        | what failed | retried |
-        |---|---|
-        | the commit of rows, of which `index_limit` are pending | tasks that are no `TablePut` |
-        | the journal | what does not write to it, and each `TablePut`, in a transaction of LMDB |
-        | LMDB | each `Append` and `TablePut`, by the journal alone |
-        | LMDB, without such a task: the table rows are too many for the journal | each `Append` |
-        | anything in a retry in a transaction | nothing |
+        | what failed | retried | how |
+        |---|---|---|
+        | commit of `index_limit` pending rows | each `Task` except `TablePut` | as a burst |
+        | journal | what writes no entries: `TablePut`, `Task` | in a transaction of LMDB |
+        | LMDB, in a burst with a `Task` | each `Append` and `TablePut` | as a burst |
+        | LMDB, in another burst: its table rows are too many | each `Append` | as a burst |
+        | either one, in the second row's transaction | nothing | |
 
         The other operations fail.
         """
@@ -276,14 +276,12 @@ class LmdbWriter:
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        if self._state.failing:
-            # An append behind a failed one is refused without being written: that does not show
-            # that writing works again.
-            written_kinds = {type(one) for one, _, error in outcomes if error is None}
-            if Append in written_kinds:
-                self._succeeded(APPENDING)
-            if written_kinds & {Task, TablePut}:
-                self._succeeded(WRITING)
+        # An append behind a failed one is refused without being written: that does not show that
+        # appending works again.
+        if APPENDING in self._state.failing and any(
+            isinstance(one, Append) and error is None for one, _, error in outcomes
+        ):
+            self._succeeded(APPENDING)
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
@@ -338,6 +336,8 @@ class LmdbWriter:
                     self._pending_since = monotonic()
                 burst.publish()
                 if burst.has_txn:
+                    # What needs only the journal, or nothing, does not show that.
+                    self._succeeded(WRITING)
                     self._journal.held_bytes = self._environment.hold_room()
                 return outcomes
 

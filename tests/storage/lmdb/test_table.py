@@ -397,6 +397,30 @@ async def test_partitions_and_tables_open_when_too_many_rows_wait(
     assert bases(await everything(log)) == [0, 1, 2, 3]
 
 
+@ensureDeferred
+async def test_failure_of_lmdb_is_logged_once_while_the_journal_is_written(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, table = await opened(open_store)
+    with monkeypatch.context() as patch:
+        FailingLmdb(store, patch)
+        for number in range(3):
+            with pytest.raises(StorageFailed, match="no space"):
+                await store.create_topic(topic(f"refused-{number}"))
+            await table.put({b"a": b"%d" % number})
+            await store.log("orders", 0)
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
+    # Also if no caller waits for it.
+    assert store._writer
+    await table.put({b"a": b"3"})
+    monkeypatch.setattr(store._writer, "_settings", LmdbSettings(index_seconds=0))
+    await table.put({b"a": b"4"})
+    await until(lambda: len(caplog.records) > 1)
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
+    assert "writing to" in caplog.text
+    assert "succeeds again" in caplog.text
+
+
 class RefusingDisk(SimulatedDisk):
     """Writes of the journal fail while `refuses` is set."""
 
