@@ -327,16 +327,22 @@ def slots_of(
 
 
 def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
-    """Add the table rows of frames to those that are pending. Blocks. Raises OSError."""
+    """Make the table rows of frames pending, in order. Blocks. Raises OSError.
+
+    A number may occur twice: if the frame could not be read for a while, a restart did not see it.
+    """
+    committed = state.next_table_write
     for segment, frame, at, is_intact in found:
         if frame.log_id != TABLES_LOG_ID:
             continue
         rows: dict[bytes, bytes | None] = {}
         number, expected = frame.base_offset, state.next_table_write
-        if number < expected:
-            # This write failed, and could not be cut off. Its rows, or later ones, were committed.
+        if number < committed:
+            # The journal refused this frame, and could not cut it off. Its rows were committed at
+            # once, or refused, and then those of the next write have this number.
             log.info(
-                "a write to tables in the journal in %s, segment %d at %d, had failed: ignored",
+                "ignored a write to tables in the journal in %s, segment %d at %d: it is not newer "
+                "than the rows in the index",
                 journal.directory,
                 segment,
                 at,
@@ -346,14 +352,14 @@ def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[Tai
                 log.error(
                     "%d writes to tables are lost, because the journal in %s is damaged, segment "
                     "%d before %d: the rows that they changed have older values",
-                    number - expected + (not is_intact),
+                    max(number - expected, 0) + (not is_intact),
                     journal.directory,
                     segment,
                     at + FRAME.size + frame.size,
                 )
             if is_intact:
                 rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
-            state.next_table_write = number + 1
+            state.next_table_write = max(expected, number + 1)
         state.pending.add_table_rows(rows, segment, frame.size)
 
 

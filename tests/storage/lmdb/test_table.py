@@ -13,6 +13,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
+from storage.files import DiskFiles, Files
 from storage.lmdb import LmdbSettings, LmdbStore, environment
 from storage.lmdb.frames import FRAME
 from storage.lmdb.layout import DATABASES
@@ -41,7 +42,7 @@ async def opened(open_store: Opener, **settings: Any) -> tuple[LmdbStore, LmdbTa
 
 
 async def rows_after_kill(
-    directory: Path, copy: Path, files: SimulatedDisk | None = None
+    directory: Path, copy: Path, files: Files | None = None
 ) -> tuple[LmdbStore, Rows]:
     """A store on what is there now, as after a kill, and the rows of the table. The caller closes
     it.
@@ -306,6 +307,59 @@ async def test_rows_are_committed_when_they_have_many_bytes(open_store: Opener) 
     await table.put({b"k": b"large" * 10_000})
     assert store._state.pending.count == 0
     assert dict(await table.items())[b"k"] == b"large" * 10_000
+
+
+class UnreadableDisk(DiskFiles):
+    """The byte at `position` of every file cannot be read."""
+
+    def __init__(self, position: int) -> None:
+        self._position = position
+
+    def read(self, descriptor: int, length: int, position: int) -> bytes:
+        if position <= self._position < position + length:
+            raise io_error()
+        return super().read(descriptor, length, position)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+@ensureDeferred
+async def test_put_after_a_temporary_read_error_survives_the_next_kill(
+    open_store: Opener,
+    directory: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_damaged: bool,
+) -> None:
+    """It has the number of the frame that could not be read."""
+    store, table = await opened(open_store)
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 9000)])
+    assert store._journal
+    at = store._journal.end.at
+    await table.put({b"a": b"1", b"b": bytes(100)})
+    # The next page, and a frame that shows that the one before it was durable.
+    for base in (1, 2):
+        await log.append([sized(base, 9000)])
+    files = UnreadableDisk(at + 10)
+    second, rows = await rows_after_kill(directory, tmp_path / "second", files)
+    assert rows == {b"first": b"1"}
+    await (await second.table("rows")).put({b"a": b"2"})
+    await (await second.table("rows")).put({b"c": b"1"})
+    expected = {b"first": b"1", b"a": b"2", b"b": bytes(100), b"c": b"1"}
+    copy = tmp_path / "copy"
+    shutil.copytree(second.directory, copy)
+    if is_damaged:
+        *_, newest = sorted((copy / "journal").iterdir())
+        damage(newest, newest.read_bytes().index(b"a2"))
+        expected[b"a"] = b"1"
+    caplog.clear()
+    third, rows = await rows_after_kill(copy, tmp_path / "third")
+    assert rows == expected
+    assert ("1 writes to tables are lost" in caplog.text) == is_damaged
+    # The next number is behind both.
+    assert third._state.next_table_write == second._state.next_table_write
+    await second.close()
+    await third.close()
 
 
 class FailingLmdb:
