@@ -14,11 +14,11 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from storage.files import DiskFiles, Files
-from storage.lmdb import LmdbSettings, LmdbStore, environment
+from storage.lmdb import LmdbSettings, LmdbStore, cleaner, environment
 from storage.lmdb.frames import FRAME
-from storage.lmdb.layout import DATABASES
+from storage.lmdb.layout import DATABASES, Slot
 from storage.lmdb.table import LmdbTable
-from storage.lmdb.write_burst import Task
+from storage.lmdb.write_burst import Burst, Task
 from storage.lmdb.writer import begin_transaction
 from storage.log import Buffer, StorageFailed, StoreTooNew
 from tests.storage.entries import bases, everything, sized, topic
@@ -281,8 +281,17 @@ async def test_journal_does_not_grow_with_puts_alone(open_store: Opener, directo
 
 @ensureDeferred
 async def test_entry_between_many_puts_is_moved_and_its_segment_deleted(
-    open_store: Opener, directory: Path
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Frames with table rows are skipped without a look-up."""
+    looked_up: set[int] = set()
+    slot_at = cleaner._slot_at
+
+    def look_up(burst: Burst, log_id: int, base_offset: int) -> Slot | None:
+        looked_up.add(log_id)
+        return slot_at(burst, log_id, base_offset)
+
+    monkeypatch.setattr(cleaner, "_slot_at", look_up)
     store, table = await opened(open_store, segment_bytes=20_000)
     log = await store.log("orders", 0)
     for number in range(100):
@@ -294,6 +303,7 @@ async def test_entry_between_many_puts_is_moved_and_its_segment_deleted(
     assert store._journal
     assert len(list((directory / "journal").iterdir())) <= 3
     assert bases(await everything(log)) == list(range(10))
+    assert looked_up == {log._log_id}
 
 
 @ensureDeferred
