@@ -423,11 +423,13 @@ class Burst:
         self.segments.add(slot)
         return slot
 
-    def run(self, operations: Sequence[Operation], most_table_bytes: int) -> list[Outcome]:
+    def run(
+        self, operations: Sequence[Operation], most_table_rows: int, most_table_bytes: int
+    ) -> list[Outcome]:
         """Run all operations in order. A refused one does not affect the others; an lmdb.Error
         fails all.
 
-        With more than `most_table_bytes` of pending table rows the burst has a transaction.
+        If more table rows would be pending than these limits allow, the burst has a transaction.
         """
         outcomes: list[Outcome] = []
         run: Callable[..., Iterable[Outcome]]
@@ -437,8 +439,11 @@ class Burst:
             outcomes += run(some)
         if self.table_rows and not self.has_txn:
             payload = encode_table_rows(self.table_rows)
-            pending = sum(self._state.pending.table_bytes.values())
-            if pending + FRAME.size + len(payload) <= most_table_bytes:
+            pending = self._state.pending
+            known = pending.table_rows
+            row_count = len(known) + sum(key not in known for key in self.table_rows)
+            byte_count = sum(pending.table_bytes.values()) + FRAME.size + len(payload)
+            if row_count <= most_table_rows and byte_count <= most_table_bytes:
                 self.staging.put_table_rows(self._next_table_write, payload)
                 self._next_table_write += 1
                 self._table_payload_bytes = len(payload)

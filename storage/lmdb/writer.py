@@ -345,7 +345,8 @@ class LmdbWriter:
         """Write the frames and commit the transaction, if there is one."""
         txn_id = None
         try:
-            outcomes = burst.run(operations, self._settings.table_bytes)
+            settings = self._settings
+            outcomes = burst.run(operations, settings.table_rows, settings.table_bytes)
             if burst.staging.buffers:
                 self._journal.write(burst.staging)
             if burst.has_txn:

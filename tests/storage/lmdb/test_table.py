@@ -319,6 +319,23 @@ async def test_rows_are_committed_when_they_have_many_bytes(open_store: Opener) 
     assert dict(await table.items())[b"k"] == b"large" * 10_000
 
 
+@ensureDeferred
+async def test_rows_are_committed_when_they_have_many_distinct_keys(open_store: Opener) -> None:
+    store, table = await opened(open_store, table_rows=10)
+    await store.write(Task(begin_transaction))
+    for number in range(100):
+        await table.put({b"%d" % (number % 10): b"%d" % number})
+    assert store._state.pending.count == 10
+    for number in range(95):
+        await table.put({b"%d" % number: b""})
+        assert store._state.pending.count <= 10
+    # The last commit was of the eleventh row.
+    assert store._state.pending.count == 7
+    await table.put({b"%d" % number: b"" for number in range(11)})
+    assert store._state.pending.count == 0
+    assert len(await table.items()) == 96
+
+
 class UnreadableDisk(DiskFiles):
     """The byte at `position` of every file cannot be read."""
 
