@@ -26,7 +26,8 @@ class LmdbSettings:
     held_bytes: int = 4 * MIB
     """The part of the reserve that LMDB's file has already, so that others cannot take it.
 
-    Twice what a commit of `index_entries` rows of a few partitions, or of `table_rows`, needs.
+    Twice what a commit of `index_entries` rows needs, if they are of at most some hundred
+    partitions, or one of `table_rows`.
     """
 
     sync_appends: bool = True
@@ -64,9 +65,9 @@ class LmdbSettings:
     """
 
     table_bytes: int = 2 * MIB
-    """Bytes of table rows that may wait, those of replaced values included. As above with more.
+    """Bytes of frames with table rows that may wait. A burst with more is a transaction of LMDB.
 
-    Half of `held_bytes`.
+    Half of `held_bytes`: their commit needs room, too.
     """
 
     cleaned_bytes: int = 1 * MIB

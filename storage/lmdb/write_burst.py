@@ -131,7 +131,8 @@ class Task(Generic[T]):
 class TablePut(Task[None]):
     """A write of table rows.
 
-    It needs the journal, or LMDB if the burst has a transaction anyway or the journal refuses it.
+    It needs the journal, or LMDB if the burst has a transaction anyway, too many table rows would
+    wait, or the journal refuses it.
     """
 
     __slots__ = ()
