@@ -8,7 +8,7 @@ per time that as many bytes were deleted.
 
 from __future__ import annotations
 
-from storage.lmdb.frames import FRAME, decode_frame, has_payload
+from storage.lmdb.frames import FRAME, TABLES_LOG_ID, decode_frame, has_payload
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import SLOT_PREFIX, U64, Slot, key_of, slot_of
 from storage.lmdb.write_burst import Burst, WriterState
@@ -60,7 +60,9 @@ def move_entries(burst: Burst, journal: Journal, segment: int, at: int, at_most:
             if position:
                 return at + position
             data = journal.read_pages(segment, at, end)
-        slot = _slot_at(burst, frame.log_id, frame.base_offset)
+        # Frames with table rows have none, and a segment may have hundreds of thousands of them.
+        has_slot = frame.log_id != TABLES_LOG_ID
+        slot = _slot_at(burst, frame.log_id, frame.base_offset) if has_slot else None
         is_live = slot is not None and (slot.segment, slot.at) == (segment, at + position)
         if slot and is_live and has_payload(frame, data, position):
             payload = data[position + FRAME.size : end]

@@ -50,7 +50,7 @@ IS_LAST = 1
 IS_PLACED = 2
 """The frame counts only if `entries` refers to it: a replacement, or moved from another segment."""
 
-TABLES = 0
+TABLES_LOG_ID = 0
 """The log id of frames with table rows; no log has it. As offsets they have their number.
 
 All writes of table rows are numbered, also those that have no frame: see `Burst.table_rows`.

@@ -37,7 +37,7 @@ from storage.lmdb.frames import (
     IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
-    TABLES,
+    TABLES_LOG_ID,
     EncodedAppend,
     EndOfLog,
     Frame,
@@ -226,7 +226,7 @@ class Staging:
 
     def put_table_rows(self, number: int, payload: bytes) -> None:
         """Add a frame with table rows; `number` is that of the write."""
-        self._add(IS_LAST, TABLES, Entry(number, number, -1, payload))
+        self._add(IS_LAST, TABLES_LOG_ID, Entry(number, number, -1, payload))
         self.has_table_rows = True
 
     def _add(self, flags: int, log_id: int, entry: Entry) -> None:

@@ -14,8 +14,8 @@
 
 An entry's metadata is in its key. Searches by offset, time or size therefore read keys only. The
 journal (`frames.py`) has the payloads; `journal` in `meta` is the `Place` up to which `entries` and
-`tables` have its frames. `table_writes` is the number of the next write of table rows. Log ids are
-never reused.
+`tables` have its frames. `next_table_write` is the number of the next write of table rows. Log ids
+are never reused.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from storage.lmdb.frames import (
     IS_LAST,
     IS_PLACED,
     SEGMENT_HEADER,
-    TABLES,
+    TABLES_LOG_ID,
     Damage,
     Frame,
     FrameAt,
@@ -103,9 +103,9 @@ def recover(environment: LmdbEnvironment, journal: Journal, state: WriterState) 
         state.pending = PendingIndex(checkpoint)
         for slot in slots_of(txn, databases, names, tail.found):
             state.pending.add([(slot.log_id, [SLOT.pack(*slot)])])
-        value = txn.get(b"table_writes", db=databases["meta"])
-        state.table_writes = 0 if value is None else U64.unpack(value)[0]
-        add_table_rows(journal, state, tail.found)
+        value = txn.get(b"next_table_write", db=databases["meta"])
+        state.next_table_write = 0 if value is None else U64.unpack(value)[0]
+        recover_table_rows(journal, state, tail.found)
         state.damaged.update(tail.damaged)
         durable_to = checkpoint.at if tail.end.segment == checkpoint.segment else 0
         journal.continue_at(tail.end, tail.next_number, durable_to, tail.is_left)
@@ -326,17 +326,23 @@ def slots_of(
     return slots
 
 
-def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
-    """Add the table rows of frames to those that are pending. Blocks. Raises OSError."""
+def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFrame]) -> None:
+    """Make the table rows of frames pending, in order. Blocks. Raises OSError.
+
+    A number may occur twice: if the frame could not be read for a while, a restart did not see it.
+    """
+    committed = state.next_table_write
     for segment, frame, at, is_intact in found:
-        if frame.log_id != TABLES:
+        if frame.log_id != TABLES_LOG_ID:
             continue
         rows: dict[bytes, bytes | None] = {}
-        number, expected = frame.base_offset, state.table_writes
-        if number < expected:
-            # This write failed, and could not be cut off. Its rows, or later ones, were committed.
+        number, expected = frame.base_offset, state.next_table_write
+        if number < committed:
+            # The journal refused this frame, and could not cut it off. Its rows were committed at
+            # once, or refused, and then those of the next write have this number.
             log.info(
-                "a write to tables in the journal in %s, segment %d at %d, had failed: ignored",
+                "ignored a write to tables in the journal in %s, segment %d at %d: it is not newer "
+                "than the rows in the index",
                 journal.directory,
                 segment,
                 at,
@@ -346,14 +352,14 @@ def add_table_rows(journal: Journal, state: WriterState, found: Sequence[TailFra
                 log.error(
                     "%d writes to tables are lost, because the journal in %s is damaged, segment "
                     "%d before %d: the rows that they changed have older values",
-                    number - expected + (not is_intact),
+                    max(number - expected, 0) + (not is_intact),
                     journal.directory,
                     segment,
                     at + FRAME.size + frame.size,
                 )
             if is_intact:
                 rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
-            state.table_writes = number + 1
+            state.next_table_write = max(expected, number + 1)
         state.pending.add_table_rows(rows, segment, frame.size)
 
 

@@ -26,7 +26,8 @@ class LmdbSettings:
     held_bytes: int = 4 * MIB
     """The part of the reserve that LMDB's file has already, so that others cannot take it.
 
-    Twice what a commit of `index_entries` rows needs.
+    Twice what a commit of `index_entries` rows needs, if they are of at most some hundred
+    partitions, or one of `table_rows`.
     """
 
     sync_appends: bool = True
@@ -56,8 +57,15 @@ class LmdbSettings:
     then.
     """
 
+    table_rows: int = 256
+    """Table rows with distinct keys that may wait. A burst with more is a transaction of LMDB.
+
+    For rows that are far apart in a large table, a commit writes up to two pages of 4 KiB each, a
+    leaf and a branch: half of `held_bytes`.
+    """
+
     table_bytes: int = 2 * MIB
-    """Bytes of table rows that may wait. A burst with more is a transaction of LMDB.
+    """Bytes of frames with table rows that may wait. A burst with more is a transaction of LMDB.
 
     Half of `held_bytes`: their commit needs room, too.
     """

@@ -410,7 +410,7 @@ class LmdbStore(StoreState):
             if log.watchers:
                 log.notify()
 
-    def table_rows(self, table_id: int) -> Deferred[list[tuple[bytes, bytes]]]:
+    def read_table(self, table_id: int) -> Deferred[list[tuple[bytes, bytes]]]:
         """The rows of a table in key order, also those that are not committed yet."""
         prefix = U32.pack(table_id)
         # Before the transaction begins: see `PendingIndex`.

@@ -21,7 +21,7 @@ class LmdbTable:
         self._table_id = table_id
 
     async def items(self) -> list[tuple[bytes, bytes]]:
-        return await self._store.table_rows(self._table_id)
+        return await self._store.read_table(self._table_id)
 
     def watch(self, on_change: Callable[[Mapping[bytes, bytes | None]], None]) -> None:
         """No effect: one process has the store."""

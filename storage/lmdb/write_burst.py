@@ -131,7 +131,8 @@ class Task(Generic[T]):
 class TablePut(Task[None]):
     """A write of table rows.
 
-    It needs the journal, or LMDB if the burst has a transaction anyway or the journal refuses it.
+    It needs the journal, or LMDB if the burst has a transaction anyway, too many table rows would
+    wait, or the journal refuses it.
     """
 
     __slots__ = ()
@@ -149,7 +150,7 @@ class StoreAccess(Protocol):
     def write(self, task: Task[T], /) -> Deferred[T]: ...
     def submit(self, operation: Operation, /) -> None: ...
     def mark_changed(self, log: LogStatus, /) -> None: ...
-    def table_rows(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
+    def read_table(self, table_id: int, /) -> Deferred[list[tuple[bytes, bytes]]]: ...
     def query_log(
         self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T], /
     ) -> Deferred[T]: ...
@@ -209,7 +210,7 @@ class WriterState:
 
     logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
-    table_writes: int = 0
+    next_table_write: int = 0
     """The number of the next write of table rows."""
 
     pending: PendingIndex = field(default_factory=lambda: PendingIndex(Place()))
@@ -337,7 +338,7 @@ class Burst:
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
         self._rows: list[tuple[int, list[bytes]]] = []
-        self._table_writes = state.table_writes
+        self._next_table_write = state.next_table_write
         self._table_payload_bytes = 0
 
     @property
@@ -358,7 +359,7 @@ class Burst:
             rows, self._rows = self._rows, []
             self._put_rows(key for _, keys in rows for key in keys)
         if self.table_rows:
-            self._table_writes = self._state.table_writes + 1
+            self._next_table_write = self._state.next_table_write + 1
             table_rows, self.table_rows = self.table_rows, {}
             self._put_table_rows(table_rows)
         return self._txn
@@ -425,11 +426,13 @@ class Burst:
         self.segments.add(slot)
         return slot
 
-    def run(self, operations: Sequence[Operation], most_table_bytes: int) -> list[Outcome]:
+    def run(
+        self, operations: Sequence[Operation], most_table_rows: int, most_table_bytes: int
+    ) -> list[Outcome]:
         """Run all operations in order. A refused one does not affect the others; an lmdb.Error
         fails all.
 
-        With more than `most_table_bytes` of pending table rows the burst has a transaction.
+        If more table rows would be pending than these limits allow, the burst has a transaction.
         """
         outcomes: list[Outcome] = []
         run: Callable[..., Iterable[Outcome]]
@@ -439,10 +442,13 @@ class Burst:
             outcomes += run(some)
         if self.table_rows and not self.has_txn:
             payload = encode_table_rows(self.table_rows)
-            pending = sum(self._state.pending.table_bytes.values())
-            if pending + FRAME.size + len(payload) <= most_table_bytes:
-                self.staging.put_table_rows(self._table_writes, payload)
-                self._table_writes += 1
+            pending = self._state.pending
+            known = pending.table_rows
+            row_count = len(known) + sum(key not in known for key in self.table_rows)
+            byte_count = sum(pending.table_bytes.values()) + FRAME.size + len(payload)
+            if row_count <= most_table_rows and byte_count <= most_table_bytes:
+                self.staging.put_table_rows(self._next_table_write, payload)
+                self._next_table_write += 1
                 self._table_payload_bytes = len(payload)
                 return outcomes
         if self.has_txn or self.table_rows:
@@ -473,8 +479,8 @@ class Burst:
             if self._moves_checkpoint:
                 checkpoint = CHECKPOINT.pack(*self.staging.end)
                 self._txn.put(b"journal", checkpoint, db=self.databases["meta"])
-            number = U64.pack(self._table_writes)
-            self._txn.put(b"table_writes", number, db=self.databases["meta"])
+            number = U64.pack(self._next_table_write)
+            self._txn.put(b"next_table_write", number, db=self.databases["meta"])
             self._txn.commit()
 
     @property
@@ -490,7 +496,7 @@ class Burst:
         state = self._state
         state.logs.update(self._logs)
         state.freeing.update(self._freeing)
-        state.table_writes = self._table_writes
+        state.next_table_write = self._next_table_write
         for log_id in self._closed:
             state.logs.pop(log_id, None)
         if self._txn is not None:

@@ -224,14 +224,28 @@ class LmdbWriter:
     def _write(
         self, operations: Sequence[Operation], *, in_transaction: bool = False
     ) -> list[Outcome]:
-        """Write one burst. If a medium refuses it, the operations that need this medium fail and
-        the others are retried without them: appends and replacements need the journal, tasks LMDB,
-        table rows one of them.
+        """Write one burst. If a medium refuses it, retry the operations that may not need it:
+
+        | what failed | retried | how |
+        |---|---|---|
+        | commit of `index_limit` pending rows | each `Task` except `TablePut` | as a burst |
+        | journal | what writes no entries: `TablePut`, `Task` | in a transaction of LMDB |
+        | LMDB, in a burst with a `Task` | each `Append` and `TablePut` | as a burst |
+        | LMDB, in another burst: its table rows are too many | each `Append` | as a burst |
+        | either one, in the second row's transaction | nothing | |
+
+        The other operations fail.
         """
         kinds = set(map(type, operations))
         has_appends, has_others = Append in kinds, kinds != {Append}
+        are_rows_limited = (
+            not kinds.isdisjoint((Append, TablePut))
+            and self._state.pending.count >= self._settings.index_limit
+        )
         try:
-            self._limit_pending()
+            if are_rows_limited:
+                self._commit([Task(begin_transaction)])
+                are_rows_limited = False
             if in_transaction:
                 outcomes = self._commit([Task(begin_transaction), *operations])[1:]
             else:
@@ -244,11 +258,14 @@ class LmdbWriter:
                 if len(rest) == len(operations):
                     return self._write(rest, in_transaction=True)
             elif isinstance(error, lmdb.Error) and not in_transaction:
-                rest = [one for one in operations if type(one) is not Task]
+                if are_rows_limited:
+                    rest = [one for one in operations if type(one) is Task]
+                else:
+                    rest = [one for one in operations if type(one) is not Task]
                 if len(rest) == len(operations):
                     # The table rows needed a transaction.
                     rest = [one for one in operations if isinstance(one, Append)]
-            fails_appends = is_journal or not has_others
+            fails_appends = is_journal or are_rows_limited or not has_others
             reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
             written: dict[int, Outcome] = {}
             if 0 < len(rest) < len(operations):
@@ -259,14 +276,12 @@ class LmdbWriter:
             return [
                 written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
             ]
-        if self._state.failing:
-            # An append behind a failed one is refused without being written: that does not show
-            # that writing works again.
-            written_kinds = {type(one) for one, _, error in outcomes if error is None}
-            if Append in written_kinds:
-                self._succeeded(APPENDING)
-            if written_kinds & {Task, TablePut}:
-                self._succeeded(WRITING)
+        # An append behind a failed one is refused without being written: that does not show that
+        # appending works again.
+        if APPENDING in self._state.failing and any(
+            isinstance(one, Append) and error is None for one, _, error in outcomes
+        ):
+            self._succeeded(APPENDING)
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
@@ -299,11 +314,6 @@ class LmdbWriter:
             self._state.failing.remove(what)
             log.warning("%s to %s succeeds again", what, self._environment.directory)
 
-    def _limit_pending(self) -> None:
-        """Commit the rows that are pending if they are too many. Raises lmdb.Error."""
-        if self._state.pending.count >= self._settings.index_limit:
-            self._commit([Task(begin_transaction)])
-
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Run all operations, make them durable and return the outcomes.
 
@@ -326,6 +336,8 @@ class LmdbWriter:
                     self._pending_since = monotonic()
                 burst.publish()
                 if burst.has_txn:
+                    # What needs only the journal, or nothing, does not show that.
+                    self._succeeded(WRITING)
                     self._journal.held_bytes = self._environment.hold_room()
                 return outcomes
 
@@ -333,7 +345,8 @@ class LmdbWriter:
         """Write the frames and commit the transaction, if there is one."""
         txn_id = None
         try:
-            outcomes = burst.run(operations, self._settings.table_bytes)
+            settings = self._settings
+            outcomes = burst.run(operations, settings.table_rows, settings.table_bytes)
             if burst.staging.buffers:
                 self._journal.write(burst.staging)
             if burst.has_txn:

@@ -243,7 +243,9 @@ cdef class DispatchState:
             self._is_advancing = False
         if number:
             self._long_poll.produce_served()
-            if self._session.is_closed or (self._in_flight and self._in_flight[0].reply is not None):
+            if self._session.is_closed or (
+                self._in_flight and self._in_flight[0].reply is not None
+            ):
                 self._send()
             if not self._flow.is_paused:
                 self._flow.check_limits()

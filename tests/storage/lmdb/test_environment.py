@@ -17,6 +17,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 
 from storage.lmdb.environment import MIB, MIN_MAP_BYTES, LmdbEnvironment, MapLock
+from storage.lmdb.journal import PAGE
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
@@ -216,7 +217,11 @@ async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
     open_store: Opener, directory: Path
 ) -> None:
     """No file may become larger. Freeing and rows that wait need pages, too."""
-    limits = {"held_bytes": MIN_MAP_BYTES, "table_bytes": MIN_MAP_BYTES // 2}
+    limits = {
+        "held_bytes": MIN_MAP_BYTES,
+        "table_bytes": MIN_MAP_BYTES // 2,
+        "table_rows": 2000,
+    }
     store = open_store(tail_bytes=0, index_seconds=1e6, **limits)
     await store.open()
     await store.create_topic(topic("orders", 2))
@@ -237,6 +242,37 @@ async def test_deletion_succeeds_on_a_disk_that_other_files_have_filled(
         await store.delete_topic("orders")
         await until(lambda: not store._state.freeing)
     assert (directory / "data.mdb").stat().st_size == size
+
+
+@ensureDeferred
+async def test_deletion_succeeds_on_a_full_disk_behind_table_rows_that_are_far_apart(
+    open_store: Opener, directory: Path
+) -> None:
+    """A commit writes a page for each of them."""
+    store = open_store(
+        tail_bytes=0,
+        index_seconds=1e6,
+        held_bytes=MIN_MAP_BYTES,
+        table_rows=MIN_MAP_BYTES // 2 // (2 * PAGE),
+    )
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    for base in range(10):
+        await log.append([sized(base, 10)])
+    table = await store.table("rows")
+    keys = [b"%05d" % number for number in range(20_000)]
+    await table.put(dict.fromkeys(keys, bytes(100)))
+    most = store.settings.table_rows
+    # After more puts than rows may wait, and with as many rows as may wait.
+    for puts in (1000, most):
+        for number in range(puts):
+            put = table.put({keys[number * len(keys) // puts]: b"%0100d" % puts})
+        await put
+        assert len(store._state.pending.table_rows) <= most
+        with no_file_may_grow((directory / "data.mdb").stat().st_size):
+            await log.delete_before(log.start_offset + 1)
+        assert store._state.pending.count == 0
 
 
 def test_space_behind_the_last_page_is_written(directory: Path) -> None:

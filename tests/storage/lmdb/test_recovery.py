@@ -71,7 +71,7 @@ def forget_index(directory: Path) -> None:
     with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
         for name in (b"entries", b"segments", b"tables"):
             txn.drop(env.open_db(name, txn=txn), delete=False)
-        for key in (b"journal", b"table_writes"):
+        for key in (b"journal", b"next_table_write"):
             txn.delete(key, db=env.open_db(b"meta", txn=txn))
 
 

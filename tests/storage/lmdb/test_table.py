@@ -13,11 +13,12 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.lmdb import LmdbSettings, LmdbStore, environment
+from storage.files import DiskFiles, Files
+from storage.lmdb import LmdbSettings, LmdbStore, cleaner, environment
 from storage.lmdb.frames import FRAME
-from storage.lmdb.layout import DATABASES
+from storage.lmdb.layout import DATABASES, Slot
 from storage.lmdb.table import LmdbTable
-from storage.lmdb.write_burst import Task
+from storage.lmdb.write_burst import Burst, Task
 from storage.lmdb.writer import begin_transaction
 from storage.log import Buffer, StorageFailed, StoreTooNew
 from tests.storage.entries import bases, everything, sized, topic
@@ -41,7 +42,7 @@ async def opened(open_store: Opener, **settings: Any) -> tuple[LmdbStore, LmdbTa
 
 
 async def rows_after_kill(
-    directory: Path, copy: Path, files: SimulatedDisk | None = None
+    directory: Path, copy: Path, files: Files | None = None
 ) -> tuple[LmdbStore, Rows]:
     """A store on what is there now, as after a kill, and the rows of the table. The caller closes
     it.
@@ -280,8 +281,17 @@ async def test_journal_does_not_grow_with_puts_alone(open_store: Opener, directo
 
 @ensureDeferred
 async def test_entry_between_many_puts_is_moved_and_its_segment_deleted(
-    open_store: Opener, directory: Path
+    open_store: Opener, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Frames with table rows are skipped without a look-up."""
+    looked_up: set[int] = set()
+    slot_at = cleaner._slot_at
+
+    def look_up(burst: Burst, log_id: int, base_offset: int) -> Slot | None:
+        looked_up.add(log_id)
+        return slot_at(burst, log_id, base_offset)
+
+    monkeypatch.setattr(cleaner, "_slot_at", look_up)
     store, table = await opened(open_store, segment_bytes=20_000)
     log = await store.log("orders", 0)
     for number in range(100):
@@ -293,6 +303,7 @@ async def test_entry_between_many_puts_is_moved_and_its_segment_deleted(
     assert store._journal
     assert len(list((directory / "journal").iterdir())) <= 3
     assert bases(await everything(log)) == list(range(10))
+    assert looked_up == {log._log_id}
 
 
 @ensureDeferred
@@ -306,6 +317,76 @@ async def test_rows_are_committed_when_they_have_many_bytes(open_store: Opener) 
     await table.put({b"k": b"large" * 10_000})
     assert store._state.pending.count == 0
     assert dict(await table.items())[b"k"] == b"large" * 10_000
+
+
+@ensureDeferred
+async def test_rows_are_committed_when_they_have_many_distinct_keys(open_store: Opener) -> None:
+    store, table = await opened(open_store, table_rows=10)
+    await store.write(Task(begin_transaction))
+    for number in range(100):
+        await table.put({b"%d" % (number % 10): b"%d" % number})
+    assert store._state.pending.count == 10
+    for number in range(95):
+        await table.put({b"%d" % number: b""})
+        assert store._state.pending.count <= 10
+    # The last commit was of the eleventh row.
+    assert store._state.pending.count == 7
+    await table.put({b"%d" % number: b"" for number in range(11)})
+    assert store._state.pending.count == 0
+    assert len(await table.items()) == 96
+
+
+class UnreadableDisk(DiskFiles):
+    """The byte at `position` of every file cannot be read."""
+
+    def __init__(self, position: int) -> None:
+        self._position = position
+
+    def read(self, descriptor: int, length: int, position: int) -> bytes:
+        if position <= self._position < position + length:
+            raise io_error()
+        return super().read(descriptor, length, position)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+@ensureDeferred
+async def test_put_after_a_temporary_read_error_survives_the_next_kill(
+    open_store: Opener,
+    directory: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_damaged: bool,
+) -> None:
+    """It has the number of the frame that could not be read."""
+    store, table = await opened(open_store)
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 9000)])
+    assert store._journal
+    at = store._journal.end.at
+    await table.put({b"a": b"1", b"b": bytes(100)})
+    # The next page, and a frame that shows that the one before it was durable.
+    for base in (1, 2):
+        await log.append([sized(base, 9000)])
+    files = UnreadableDisk(at + 10)
+    second, rows = await rows_after_kill(directory, tmp_path / "second", files)
+    assert rows == {b"first": b"1"}
+    await (await second.table("rows")).put({b"a": b"2"})
+    await (await second.table("rows")).put({b"c": b"1"})
+    expected = {b"first": b"1", b"a": b"2", b"b": bytes(100), b"c": b"1"}
+    copy = tmp_path / "copy"
+    shutil.copytree(second.directory, copy)
+    if is_damaged:
+        *_, newest = sorted((copy / "journal").iterdir())
+        damage(newest, newest.read_bytes().index(b"a2"))
+        expected[b"a"] = b"1"
+    caplog.clear()
+    third, rows = await rows_after_kill(copy, tmp_path / "third")
+    assert rows == expected
+    assert ("1 writes to tables are lost" in caplog.text) == is_damaged
+    # The next number is behind both.
+    assert third._state.next_table_write == second._state.next_table_write
+    await second.close()
+    await third.close()
 
 
 class FailingLmdb:
@@ -365,6 +446,62 @@ async def test_appends_and_small_puts_succeed_if_lmdb_refuses_what_is_written_wi
     assert bases(await everything(log)) == [0, 1, 2]
 
 
+@ensureDeferred
+async def test_partitions_and_tables_open_when_too_many_rows_wait(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in one burst with what is refused."""
+    store, table = await opened(open_store, index_limit=4)
+    await store.create_topic(topic("others", 2))
+    await store.table("second")
+    await store.close()
+    store, table = await opened(open_store, index_limit=4)
+    log = await store.log("orders", 0)
+    with monkeypatch.context() as patch:
+        FailingLmdb(store, patch)
+        for base in range(3):
+            await log.append([sized(base, 10)])
+        assert store._state.pending.count == 4
+        other = await store.log("others", 0)
+        assert await everything(other) == []
+        # The burst before has not been delivered to all of its callers yet, so these are one.
+        opening: list[Deferred[Any]] = [
+            Deferred.fromCoroutine(store.log("others", 1)),
+            Deferred.fromCoroutine(store.table("second")),
+        ]
+        for one in (table.put({b"a": b"1"}), log.append([sized(3, 10)])):
+            with pytest.raises(StorageFailed, match="no space"):
+                await one
+        for opened_later in opening:
+            await opened_later
+    await log.append([sized(3, 10)])
+    assert bases(await everything(log)) == [0, 1, 2, 3]
+
+
+@ensureDeferred
+async def test_failure_of_lmdb_is_logged_once_while_the_journal_is_written(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, table = await opened(open_store)
+    with monkeypatch.context() as patch:
+        FailingLmdb(store, patch)
+        for number in range(3):
+            with pytest.raises(StorageFailed, match="no space"):
+                await store.create_topic(topic(f"refused-{number}"))
+            await table.put({b"a": b"%d" % number})
+            await store.log("orders", 0)
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
+    # Also if no caller waits for it.
+    assert store._writer
+    await table.put({b"a": b"3"})
+    monkeypatch.setattr(store._writer, "_settings", LmdbSettings(index_seconds=0))
+    await table.put({b"a": b"4"})
+    await until(lambda: len(caplog.records) > 1)
+    assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]
+    assert "writing to" in caplog.text
+    assert "succeeds again" in caplog.text
+
+
 class RefusingDisk(SimulatedDisk):
     """Writes of the journal fail while `refuses` is set."""
 
@@ -398,7 +535,7 @@ def set_format(directory: Path, number: int) -> None:
     with lmdb.open(str(directory), max_dbs=len(DATABASES)) as env, env.begin(write=True) as txn:
         meta = env.open_db(b"meta", txn=txn)
         txn.put(b"format", b"%d" % number, db=meta)
-        txn.delete(b"table_writes", db=meta)
+        txn.delete(b"next_table_write", db=meta)
 
 
 @ensureDeferred

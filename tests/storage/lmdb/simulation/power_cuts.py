@@ -47,6 +47,7 @@ SETTINGS = LmdbSettings(
     segment_bytes=30_000,
     index_entries=15,
     index_seconds=0.02,
+    table_rows=6,
     table_bytes=6000,
     cleaned_bytes=5000,
     freeing_entries=10,
