@@ -1,7 +1,8 @@
 # Part of _plain.pyx: what dispatch does for a Produce request like the last one of its connection.
 #
 # The classes named State hold what the compiled code reads and changes for each request, as fields.
-# Their subclasses in Python have all other methods. `gateway.protocol.wire.compiled` describes them.
+# Their subclasses in Python have all other methods. `gateway.protocol.wire.compiled` has the same
+# attributes for Python.
 
 from cpython.buffer cimport PyBUF_READ
 from cpython.mem cimport PyMem_Malloc
