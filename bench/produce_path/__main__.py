@@ -156,7 +156,7 @@ class RecordedProducer:
         self._connection.makeConnection(self.socket)  # type: ignore[arg-type]
         self._sent = 0
 
-    def bursts(self, count: int) -> list[list[memoryview]]:
+    def bursts(self, count: int) -> list[list[bytes]]:
         """The reads of the next bursts: BURST requests in `reads` reads each."""
         found = []
         for _ in range(count):
@@ -166,16 +166,13 @@ class RecordedProducer:
                 self._sent += 1
             step = -(-BURST // self._reads)
             found.append(
-                [
-                    memoryview(b"".join(requests[first : first + step]))
-                    for first in range(0, BURST, step)
-                ]
+                [b"".join(requests[first : first + step]) for first in range(0, BURST, step)]
             )
         return found
 
-    def serve(self, bursts: list[list[memoryview]]) -> None:
+    def serve(self, bursts: list[list[bytes]]) -> None:
         received, advance, store = (
-            self._connection.received,
+            self._connection.dataReceived,
             self._environment.clock.advance,
             self._store,
         )
