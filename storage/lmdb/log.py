@@ -372,13 +372,14 @@ def _rows_ahead(
 ) -> list[RowsAhead]:
     """These rows, which are those from `offset` on, and at most `READS_AHEAD` times as many more.
 
-    None if there are entries of format 1 among them, which are in LMDB.
+    None if there are entries of format 1 among them, which are in LMDB, or if the limit leaves no
+    room for another read.
     """
     last = rows[-1] if rows else None
-    if not isinstance(last, bytes):
+    most = min(len(rows) * READS_AHEAD, MOST_ROWS_AHEAD - len(rows))
+    if not isinstance(last, bytes) or most < len(rows):
         return []
     following = slot_of(last).last_offset + 1
-    most = min(len(rows) * READS_AHEAD, MOST_ROWS_AHEAD)
     rows = rows + queries.read(cursor, log_id, following, end, READS_AHEAD * MOST_AT_ONCE, most)
     if set(map(type, rows)) != {bytes}:
         return []

@@ -420,3 +420,16 @@ async def test_rows_found_in_advance_take_a_limited_amount_of_memory(
             await fetch(log, offset)
     assert [log._ahead is not None for log in logs] == [False, False, True, True]
     assert store._ahead_bytes == 2 * 17 * 64
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(100, 17 * 4), (12, 12), (8, 8), (7, 0), (3, 0)])
+@ensureDeferred
+async def test_limit_of_rows_found_in_advance_includes_those_of_the_read(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, limit: int, rows: int
+) -> None:
+    """None are kept if they do not suffice for another read."""
+    monkeypatch.setattr("storage.lmdb.log.MOST_ROWS_AHEAD", limit)
+    store, (log,) = await with_entries(open_store, 90)
+    await fetch(log, 0, 4100)
+    assert len(await fetch(log, 8, 4100)) == 4
+    assert store._ahead_bytes == rows * 64
