@@ -60,7 +60,8 @@ class LmdbLog(LogState):
 
     A sequential reader's rows are found in advance, in a worker thread, so that the reactor thread
     can read from the page cache what they refer to. They stay true until an entry is replaced:
-    entries that were deleted are before `start_offset`, and moved ones do not change.
+    entries that were deleted are before `start_offset`, and moved ones do not change. Rows of a
+    segment that the cleaner has deleted are found again.
 
     Leader epochs are not stored: the store has a single writer process, so logs of different epochs
     never diverge.
@@ -184,7 +185,11 @@ class LmdbLog(LogState):
         first, stop, segment, base_offset, last_offset = found
         payloads = self._store.read_cached(segment, ahead.rows, first, stop)
         if payloads is None:
-            self._not_cached = offset
+            if self._store.has_segment(segment):
+                self._not_cached = offset
+            else:
+                # The cleaner has moved the entries.
+                self._drop_ahead()
             return None
         self._read_from, self._read_to = base_offset, last_offset + 1
         return first, stop, base_offset, last_offset, payloads
@@ -217,6 +222,10 @@ class LmdbLog(LogState):
             self._ahead = ahead[0]
             self._store.keep_ahead(self, len(ahead[0].rows))
         return entries
+
+    def _drop_ahead(self) -> None:
+        self._store.keep_ahead(self, 0)
+        self._ahead = None
 
     def forget_ahead(self) -> None:
         """Free the memory of the rows that were found in advance."""
@@ -346,8 +355,7 @@ class LmdbLog(LogState):
         self._cached_tail.clear()
         # Rows that are being found now may be those from before.
         self._replacements += 1
-        self._store.keep_ahead(self, 0)
-        self._ahead = None
+        self._drop_ahead()
 
     async def reclaim(self) -> None:
         """Nothing to do: the writer frees deleted entries."""
@@ -362,8 +370,7 @@ class LmdbLog(LogState):
         """Refuse all further calls: the topic was deleted or the store closed."""
         self.status.end(LogClosed(LOG_CLOSED))
         self._cached_tail.clear()
-        self._store.keep_ahead(self, 0)
-        self._ahead = None
+        self._drop_ahead()
         self.status.notify()
 
 
