@@ -417,13 +417,20 @@ READ_CACHED: int | None = getattr(os, "RWF_NOWAIT", None)
 
 
 def select_run(
-    rows: bytes, offset: int, end: int, max_bytes: int, most_bytes: int, most: int
-) -> tuple[int, int, int, int, int] | None:
+    rows: bytes,
+    offset: int,
+    end: int,
+    max_bytes: int,
+    most_bytes: int,
+    most_span: int,
+    most: int,
+) -> tuple[int, int, int, int, int, int] | None:
     """Select what `PartitionLog.read` returns, up to `end`, from consecutive rows of a log.
 
-    `rows` are those of frames, joined. At most `most` are selected, at least one. Returns the index
-    of the first one, the index behind the last one, their segment, and the first and last offset.
-    None if they are in several segments or have more than `most_bytes`, or if more rows are needed.
+    `rows` are those of frames, joined. At most `most` are selected, within `most_span` bytes of the
+    segment, at least one. Returns the index of the first one, the index behind the last one, their
+    segment, the first and last offset, and the size of the payloads. None if they are in several
+    segments or have more than `most_bytes`, or if more rows are needed.
     """
     count = len(rows) // SLOT.size
     slots = [_joined_slot(rows, number) for number in range(count)]
@@ -437,12 +444,14 @@ def select_run(
             break
         if slot.segment != slots[first].segment or size + slot.size > most_bytes:
             return None
+        if number > first and slot.at + slot.size - slots[first].at > most_span:
+            break
         size += slot.size
         number += 1
     last_offset = slots[number - 1].last_offset
     if number == count and last_offset + 1 < end:
         return None
-    return first, number, slots[first].segment, slots[first].base_offset, last_offset
+    return first, number, slots[first].segment, slots[first].base_offset, last_offset, size
 
 
 def _joined_slot(rows: bytes, number: int) -> Slot:
@@ -485,7 +494,7 @@ def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entr
     return entries
 
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
@@ -524,7 +533,7 @@ find_adjacent: Callable[..., tuple[int, int, int, int]] = (
     compiled.adjacent if compiled else adjacent
 )
 entries_in: Callable[..., list[Entry]] = compiled.read_frames if compiled else read_frames
-find_run: Callable[..., tuple[int, int, int, int, int] | None] = (
+find_run: Callable[..., tuple[int, int, int, int, int, int] | None] = (
     compiled.select_run if compiled else select_run
 )
 read_cached: Callable[..., bytes | None] = compiled.read_run if compiled else read_run

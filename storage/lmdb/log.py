@@ -40,6 +40,9 @@ running reads.
 MOST_AT_ONCE = 1 << 20
 """Payload bytes that are read in the reactor thread, from the page cache: some 0.3 ms."""
 
+MOST_SPAN = 4 << 20
+"""Bytes of a segment in which they are. Short gaps between entries are read with them."""
+
 READS_AHEAD = 16
 MOST_ROWS_AHEAD = 4096
 """A sequential reader's next reads for which rows are found at once, and rows at most (256 KiB)."""
@@ -147,42 +150,43 @@ class LmdbLog(LogState):
         if resident is not None:
             return resident
         ahead = self._ahead
-        found = None if ahead is None else self._read_ahead(ahead, offset, max_bytes)
-        if ahead is not None and found is not None:
-            first, stop, _, _, payloads = found
-            return cached_entries(ahead.rows, first, stop, payloads)
+        run = None if ahead is None else self._read_ahead(ahead, offset, max_bytes)
+        if run is not None:
+            return run.entries()
         if offset != self._not_cached:
             self._wanted = offset
         return None
 
-    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+    def read_run(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
         self.status.check_open()
         check_readable(offset, self.start_offset, self.end_offset)
         ahead = self._ahead
         if ahead is None or self._cached_tail.has(offset):
             return None
-        found = self._read_ahead(ahead, offset, max_bytes)
-        if found is None:
-            return None
-        first, stop, base_offset, last_offset, payloads = found
-        return EntryRun(base_offset, last_offset, stop - first, payloads)
+        return self._read_ahead(ahead, offset, max_bytes, at_least_one=at_least_one)
 
     def _read_ahead(
-        self, ahead: RowsAhead, offset: int, max_bytes: int
-    ) -> tuple[int, int, int, int, bytes] | None:
-        """Read from the page cache what the rows refer to.
-
-        Returns the indexes of the first row and behind the last one, the first and last offset, and
-        the payloads.
-        """
+        self, ahead: RowsAhead, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
+        """Read from the page cache what the rows refer to."""
         if max_bytes > MOST_AT_ONCE or offset < ahead.begin or offset == self._not_cached:
             return None
         found = find_run(
-            ahead.rows, offset, self.end_offset, max_bytes, MOST_AT_ONCE, queries.MOST_ROWS
+            ahead.rows,
+            offset,
+            self.end_offset,
+            max_bytes,
+            MOST_AT_ONCE,
+            MOST_SPAN,
+            queries.MOST_ROWS,
         )
         if found is None:
             return None
-        first, stop, segment, base_offset, last_offset = found
+        first, stop, segment, base_offset, last_offset, size = found
+        if size > max_bytes and not at_least_one:
+            return EntryRun(offset, offset - 1, 0, b"", list)
         payloads = self._store.read_cached(segment, ahead.rows, first, stop)
         if payloads is None:
             if self._store.has_segment(segment):
@@ -192,7 +196,8 @@ class LmdbLog(LogState):
                 self._drop_ahead()
             return None
         self._read_from, self._read_to = base_offset, last_offset + 1
-        return first, stop, base_offset, last_offset, payloads
+        entries = partial(cached_entries, ahead.rows, first, stop, payloads)
+        return EntryRun(base_offset, last_offset, stop - first, payloads, entries)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         # Not from the page cache: a caller that reads a whole log would never wait, and so block

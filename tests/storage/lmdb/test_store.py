@@ -320,6 +320,29 @@ async def test_reader_that_gets_a_part_of_each_read_is_sequential(open_store: Op
 
 
 @ensureDeferred
+async def test_first_entry_that_does_not_fit_is_not_read(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (log,) = await with_entries(open_store, 20)
+    for offset in (0, 2):
+        await fetch(log, offset)
+    reads: list[int] = []
+    real = store.read_cached
+
+    def read_cached(segment: int, rows: bytes, first: int, stop: int) -> bytes | None:
+        reads.append(stop - first)
+        return real(segment, rows, first, stop)
+
+    monkeypatch.setattr(store, "read_cached", read_cached)
+    run = log.read_run(4, 1001, at_least_one=False)
+    assert run
+    assert (run.count, run.payload, run.entries(), reads) == (0, b"", [], [])
+    log.read_run(4, 1002, at_least_one=False)
+    log.read_run(4, 0)
+    assert reads == [1, 1] or not hasattr(os, "RWF_NOWAIT")
+
+
+@ensureDeferred
 async def test_read_from_the_journal_always_waits(open_store: Opener) -> None:
     """A loop over a whole log must let the reactor serve others."""
     _, (log,) = await with_entries(open_store, 30)
