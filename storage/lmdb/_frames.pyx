@@ -361,7 +361,7 @@ def select_run(
     uint64_t end,
     int64_t max_bytes,
     int64_t most_bytes,
-    int64_t most_span,
+    int64_t most_gaps,
     Py_ssize_t most,
 ):
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(rows)
@@ -369,7 +369,7 @@ def select_run(
     cdef Py_ssize_t count = PyBytes_GET_SIZE(rows) // ROW_BYTES
     cdef Py_ssize_t first = 0, number = count, middle
     cdef uint64_t segment, last_offset = 0
-    cdef int64_t size = 0, payload, start
+    cdef int64_t size = 0, gaps = 0, payload, gap, behind
     while first < number:
         middle = (first + number) // 2
         if get64(data + middle * ROW_BYTES + 16) < offset:
@@ -379,7 +379,7 @@ def select_run(
     if first == count or get64(data + first * ROW_BYTES + 8) >= end:
         return None
     segment = get64(data + first * ROW_BYTES + 52)
-    start = get32(data + first * ROW_BYTES + 60)
+    behind = get32(data + first * ROW_BYTES + 60)
     while number < count and number - first < most:
         row = data + number * ROW_BYTES
         payload = get32(row + 48)
@@ -387,8 +387,11 @@ def select_run(
             break
         if get64(row + 52) != segment or size + payload > most_bytes:
             return None
-        if number > first and get32(row + 60) + payload - start > most_span:
+        gap = <int64_t>get32(row + 60) - behind
+        gaps += gap if 0 <= gap <= RUN_GAP else RUN_GAP
+        if gaps > most_gaps:
             break
+        behind += gap + FRAME_BYTES + payload
         size += payload
         last_offset = get64(row + 16)
         number += 1

@@ -416,36 +416,44 @@ READ_CACHED: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of Linux for reads of what the page cache has."""
 
 
+RUN_GAP = 2048
+"""Longer gaps between the frames of a run are not read: another system call costs less."""
+
+
 def select_run(
     rows: bytes,
     offset: int,
     end: int,
     max_bytes: int,
     most_bytes: int,
-    most_span: int,
+    most_gaps: int,
     most: int,
 ) -> tuple[int, int, int, int, int, int] | None:
     """Select what `PartitionLog.read` returns, up to `end`, from consecutive rows of a log.
 
-    `rows` are those of frames, joined. At most `most` are selected, within `most_span` bytes of the
-    segment, at least one. Returns the index of the first one, the index behind the last one, their
-    segment, the first and last offset, and the size of the payloads. None if they are in several
-    segments or have more than `most_bytes`, or if more rows are needed.
+    `rows` are those of frames, joined. At most `most` are selected, with at most `most_gaps` bytes
+    between their frames, at least one; a gap that is not read counts as `RUN_GAP` bytes. Returns
+    the index of the first one, the index behind the last one, their segment, the first and last
+    offset, and the size of the payloads. None if they are in several segments or have more than
+    `most_bytes`, or if more rows are needed.
     """
     count = len(rows) // SLOT.size
     slots = [_joined_slot(rows, number) for number in range(count)]
     first = next((n for n, slot in enumerate(slots) if slot.last_offset >= offset), count)
     if first == count or slots[first].base_offset >= end:
         return None
-    size, number = 0, first
+    size, gaps, number, behind = 0, 0, first, slots[first].at
     while number < count and number - first < most:
         slot = slots[number]
         if slot.base_offset >= end or (number > first and size + slot.size > max_bytes):
             break
         if slot.segment != slots[first].segment or size + slot.size > most_bytes:
             return None
-        if number > first and slot.at + slot.size - slots[first].at > most_span:
+        gap = slot.at - behind
+        gaps += gap if 0 <= gap <= RUN_GAP else RUN_GAP
+        if gaps > most_gaps:
             break
+        behind = slot.at + FRAME.size + slot.size
         size += slot.size
         number += 1
     last_offset = slots[number - 1].last_offset

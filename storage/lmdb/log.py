@@ -40,8 +40,8 @@ running reads.
 MOST_AT_ONCE = 1 << 20
 """Payload bytes that are read in the reactor thread, from the page cache: some 0.3 ms."""
 
-MOST_SPAN = 4 << 20
-"""Bytes of a segment in which they are. Short gaps between entries are read with them."""
+MOST_GAPS = 1 << 20
+"""Bytes between them that are read with them; a gap that is not counts as `RUN_GAP` bytes."""
 
 READS_AHEAD = 16
 MOST_ROWS_AHEAD = 4096
@@ -179,7 +179,7 @@ class LmdbLog(LogState):
             self.end_offset,
             max_bytes,
             MOST_AT_ONCE,
-            MOST_SPAN,
+            MOST_GAPS,
             queries.MOST_ROWS,
         )
         if found is None:

@@ -573,17 +573,18 @@ def test_selected_run_is_what_fits_but_at_least_one_entry() -> None:
 
 
 @pytest.mark.parametrize("find", [select_run, find_run])
-def test_selected_run_is_in_a_limited_part_of_its_segment(find: Callable[..., Any]) -> None:
+def test_gaps_in_a_selected_run_are_limited(find: Callable[..., Any]) -> None:
     rows = row(0, 5000, size=50) + row(1, 5150, size=50) + row(2, 9000, size=50)
 
-    def stop(offset: int, most_span: int) -> int:
-        found = find(rows, offset, 3, 1000, 1000, most_span, 100)
+    def stop(most_gaps: int) -> int:
+        found = find(rows, 0, 3, 1000, 1000, most_gaps, 100)
         return int(found[1])
 
-    assert [stop(0, span) for span in (0, 199, 200, 4049, 4050)] == [1, 1, 2, 2, 3]
+    # Gaps of 40 and 3,740 bytes. The second one is not read.
+    assert list(map(stop, (0, 39, 40, 2087, 2088))) == [1, 1, 2, 2, 3]
     # Entries that the cleaner has moved may be before earlier ones.
     rows = row(0, 5000, size=50) + row(1, 100, size=50) + row(2, 9000, size=50)
-    assert stop(0, 200) == 2
+    assert list(map(stop, (0, 2047, 2048, 4095, 4096))) == [1, 1, 2, 2, 3]
 
 
 @given(
@@ -595,7 +596,7 @@ def test_selected_run_is_in_a_limited_part_of_its_segment(find: Callable[..., An
     st.integers(0, 40),
     st.integers(0, 200),
     st.integers(0, 200),
-    st.integers(0, 300),
+    st.integers(0, 9000),
     st.integers(1, 9),
 )
 def test_compiled_function_selects_the_same_run(
@@ -604,7 +605,7 @@ def test_compiled_function_selects_the_same_run(
     end: int,
     max_bytes: int,
     most_bytes: int,
-    most_span: int,
+    most_gaps: int,
     most: int,
 ) -> None:
     compiled = pytest.importorskip("storage.lmdb._frames")
@@ -613,8 +614,8 @@ def test_compiled_function_selects_the_same_run(
         base += hole
         last = base + count - 1
         rows += key_of(Slot(1, base, last, 7, 9, 100, size, SEGMENT + segment // 9, at))
-        base, at = last + 1, at + 60 + size
-    arguments = (rows, offset, end, max_bytes, most_bytes, most_span, most)
+        base, at = last + 1, at + 60 + size + 1000 * hole
+    arguments = (rows, offset, end, max_bytes, most_bytes, most_gaps, most)
     expected = select_run(*arguments)
     assert compiled.select_run(*arguments) == expected
     payloads = os.urandom(400)
