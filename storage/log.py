@@ -123,13 +123,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class EntryRun(msgspec.Struct, frozen=True, gc=False):
     """Consecutive entries of a log as one value: `payload` is their payloads, joined.
 
-    `base_offset` is that of the first one, `last_offset` that of the last one.
+    `base_offset` is that of the first one, `last_offset` that of the last one. `entries()` returns
+    them separately, without reading them again.
     """
 
     base_offset: int
     last_offset: int
     count: int
     payload: Buffer
+    entries: Callable[[], list[Entry]]
 
     def __repr__(self) -> str:
         """Omits the payload, which must not be logged."""
@@ -216,10 +218,13 @@ class PartitionLog(Protocol):
         """
         ...
 
-    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+    def read_run(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
         """As `read_resident`, as one value, which costs less if there are many entries.
 
-        None also if the log has the payloads separately, or none.
+        Without `at_least_one` the run is empty if not even the first entry fits in `max_bytes`; it
+        is then not read. None also if the log has the payloads separately, or none.
         """
         ...
 

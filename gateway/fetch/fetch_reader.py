@@ -50,8 +50,9 @@ MAX_EMPTY_READS = 64
 EMPTY_READ_BYTES = 64 << 10
 
 
-#: Bytes that count as a row in time slices, about 10 us.
+#: Bytes and entries that count as a row in time slices, about 10 us.
 BYTES_PER_ROW = 32 << 10
+ENTRIES_PER_ROW = 64
 
 
 @dataclass(slots=True)
@@ -145,10 +146,7 @@ class FetchReader:
                 fetched.error_code or fetched.diverging
             )
             result.rows[cached] = fetched
-            size = compiled.total(fetched.records)
-            result.size += size
-            # Stores read from memory in this thread, and `count` is only about rows.
-            self._slices.count(size // BYTES_PER_ROW)
+            result.size += compiled.total(fetched.records)
         if self._budget is not None and self._budget.left_us <= 0:
             # The next fetch converts the rest, so reply now.
             result.must_reply_now = True
@@ -223,15 +221,21 @@ class FetchReader:
         limit = size = max(limit, 0)
         resident: list[Entry] | None = []
         if offset < partition.log.end_offset:
+            run = None
             if self._magic >= V2_WITHOUT_ZSTD:
-                run = partition.read_run(offset, size)
-                if run is not None and self._is_as_stored(run, offset, limit):
-                    return [run.payload]
-            resident = partition.read_resident(offset, size)
+                run = partition.read_run(offset, size, at_least_one=at_least_one)
+            if run is None:
+                resident = partition.read_resident(offset, size)
+            elif self._is_as_stored(run, offset, limit):
+                self._count_read(len(run.payload), run.count)
+                return [run.payload]
+            else:
+                resident = run.entries()
         for _ in range(MAX_EMPTY_READS):
             entries = resident
             if entries is None:
                 entries = await partition.read(offset, size)
+            self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
             as_stored = self._as_stored(entries, offset, limit)
             if as_stored:
                 return as_stored
@@ -249,10 +253,16 @@ class FetchReader:
             partition.mark_empty(begin, offset, self._magic)
         return []
 
+    def _count_read(self, size: int, count: int) -> None:
+        """Count what was read, which may be more than is returned."""
+        # Stores read from memory in this thread.
+        self._slices.count(size // BYTES_PER_ROW + count // ENTRIES_PER_ROW)
+
     def _is_as_stored(self, run: EntryRun, offset: int, limit: int) -> bool:
         """As `_as_stored`."""
         return (
-            offset <= run.base_offset
+            run.count > 0
+            and offset <= run.base_offset
             and len(run.payload) <= limit
             and entry_loops.loops.are_batches(
                 run.payload, run.count, with_zstd=self._magic == V2_WITH_ZSTD

@@ -482,10 +482,10 @@ class Partition(OpenPartitionState):
         except StorageError as failure:
             raise self.handle_storage_error(failure) from failure
 
-    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+    def read_run(self, offset: int, max_bytes: int, *, at_least_one: bool) -> EntryRun | None:
         """`PartitionLog.read_run`. Raises KafkaError."""
         try:
-            return self.log.read_run(offset, max_bytes)
+            return self.log.read_run(offset, max_bytes, at_least_one=at_least_one)
         except StorageError as failure:
             raise self.handle_storage_error(failure) from failure
 

@@ -29,7 +29,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 6
+INTERFACE = 7
 
 cdef enum:
     MARK_BYTES = 8
@@ -42,9 +42,10 @@ cdef enum:
     IS_LAST = 1
     # The checksum of a payload of at least this size is computed without the GIL.
     LARGE_BYTES = 65536
-    # Limits of one system call of `read_run`: frames, and bytes between two of them.
+    # Limits of one system call of `read_run`: frames, and bytes between two of them, which are
+    # copied.
     RUN_FRAMES = 128
-    RUN_GAP = 16384
+    RUN_GAP = 2048
 
 
 cdef inline uint8_t* put32(uint8_t* at, uint32_t value) noexcept nogil:
@@ -360,6 +361,7 @@ def select_run(
     uint64_t end,
     int64_t max_bytes,
     int64_t most_bytes,
+    int64_t most_gaps,
     Py_ssize_t most,
 ):
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(rows)
@@ -367,7 +369,7 @@ def select_run(
     cdef Py_ssize_t count = PyBytes_GET_SIZE(rows) // ROW_BYTES
     cdef Py_ssize_t first = 0, number = count, middle
     cdef uint64_t segment, last_offset = 0
-    cdef int64_t size = 0, payload
+    cdef int64_t size = 0, gaps = 0, payload, gap, behind
     while first < number:
         middle = (first + number) // 2
         if get64(data + middle * ROW_BYTES + 16) < offset:
@@ -377,6 +379,7 @@ def select_run(
     if first == count or get64(data + first * ROW_BYTES + 8) >= end:
         return None
     segment = get64(data + first * ROW_BYTES + 52)
+    behind = get32(data + first * ROW_BYTES + 60)
     while number < count and number - first < most:
         row = data + number * ROW_BYTES
         payload = get32(row + 48)
@@ -384,12 +387,17 @@ def select_run(
             break
         if get64(row + 52) != segment or size + payload > most_bytes:
             return None
+        gap = <int64_t>get32(row + 60) - behind
+        gaps += gap if 0 <= gap <= RUN_GAP else RUN_GAP
+        if gaps > most_gaps:
+            break
+        behind += gap + FRAME_BYTES + payload
         size += payload
         last_offset = get64(row + 16)
         number += 1
     if number == count and last_offset + 1 < end:
         return None
-    return first, number, segment, get64(data + first * ROW_BYTES + 8), last_offset
+    return first, number, segment, get64(data + first * ROW_BYTES + 8), last_offset, size
 
 
 def read_run(

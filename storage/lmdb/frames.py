@@ -416,33 +416,50 @@ READ_CACHED: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of Linux for reads of what the page cache has."""
 
 
+RUN_GAP = 2048
+"""Longer gaps between the frames of a run are not read: another system call costs less."""
+
+
 def select_run(
-    rows: bytes, offset: int, end: int, max_bytes: int, most_bytes: int, most: int
-) -> tuple[int, int, int, int, int] | None:
+    rows: bytes,
+    offset: int,
+    end: int,
+    max_bytes: int,
+    most_bytes: int,
+    most_gaps: int,
+    most: int,
+) -> tuple[int, int, int, int, int, int] | None:
     """Select what `PartitionLog.read` returns, up to `end`, from consecutive rows of a log.
 
-    `rows` are those of frames, joined. At most `most` are selected, at least one. Returns the index
-    of the first one, the index behind the last one, their segment, and the first and last offset.
-    None if they are in several segments or have more than `most_bytes`, or if more rows are needed.
+    `rows` are those of frames, joined. At most `most` are selected, with at most `most_gaps` bytes
+    between their frames, at least one; a gap that is not read counts as `RUN_GAP` bytes. Returns
+    the index of the first one, the index behind the last one, their segment, the first and last
+    offset, and the size of the payloads. None if they are in several segments or have more than
+    `most_bytes`, or if more rows are needed.
     """
     count = len(rows) // SLOT.size
     slots = [_joined_slot(rows, number) for number in range(count)]
     first = next((n for n, slot in enumerate(slots) if slot.last_offset >= offset), count)
     if first == count or slots[first].base_offset >= end:
         return None
-    size, number = 0, first
+    size, gaps, number, behind = 0, 0, first, slots[first].at
     while number < count and number - first < most:
         slot = slots[number]
         if slot.base_offset >= end or (number > first and size + slot.size > max_bytes):
             break
         if slot.segment != slots[first].segment or size + slot.size > most_bytes:
             return None
+        gap = slot.at - behind
+        gaps += gap if 0 <= gap <= RUN_GAP else RUN_GAP
+        if gaps > most_gaps:
+            break
+        behind = slot.at + FRAME.size + slot.size
         size += slot.size
         number += 1
     last_offset = slots[number - 1].last_offset
     if number == count and last_offset + 1 < end:
         return None
-    return first, number, slots[first].segment, slots[first].base_offset, last_offset
+    return first, number, slots[first].segment, slots[first].base_offset, last_offset, size
 
 
 def _joined_slot(rows: bytes, number: int) -> Slot:
@@ -485,7 +502,7 @@ def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entr
     return entries
 
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
@@ -524,7 +541,7 @@ find_adjacent: Callable[..., tuple[int, int, int, int]] = (
     compiled.adjacent if compiled else adjacent
 )
 entries_in: Callable[..., list[Entry]] = compiled.read_frames if compiled else read_frames
-find_run: Callable[..., tuple[int, int, int, int, int] | None] = (
+find_run: Callable[..., tuple[int, int, int, int, int, int] | None] = (
     compiled.select_run if compiled else select_run
 )
 read_cached: Callable[..., bytes | None] = compiled.read_run if compiled else read_run

@@ -505,8 +505,9 @@ class Journal(JournalState):
                 self._files.unlink(self._path(segment))
             self._files.sync_directory(self.directory)
         with self._lock:
-            self._open.pop(segment, None)
+            # In this order: a reader without the lock must not take it for one that is not open.
             self.numbers.discard(segment)
+            self._open.pop(segment, None)
 
     def close(self) -> None:
         """Close all files; those that are being read are closed afterwards."""

@@ -40,6 +40,9 @@ running reads.
 MOST_AT_ONCE = 1 << 20
 """Payload bytes that are read in the reactor thread, from the page cache: some 0.3 ms."""
 
+MOST_GAPS = 1 << 20
+"""Bytes between them that are read with them; a gap that is not counts as `RUN_GAP` bytes."""
+
 READS_AHEAD = 16
 MOST_ROWS_AHEAD = 4096
 """A sequential reader's next reads for which rows are found at once, and rows at most (256 KiB)."""
@@ -60,7 +63,8 @@ class LmdbLog(LogState):
 
     A sequential reader's rows are found in advance, in a worker thread, so that the reactor thread
     can read from the page cache what they refer to. They stay true until an entry is replaced:
-    entries that were deleted are before `start_offset`, and moved ones do not change.
+    entries that were deleted are before `start_offset`, and moved ones do not change. Rows of a
+    segment that the cleaner has deleted are found again.
 
     Leader epochs are not stored: the store has a single writer process, so logs of different epochs
     never diverge.
@@ -146,48 +150,54 @@ class LmdbLog(LogState):
         if resident is not None:
             return resident
         ahead = self._ahead
-        found = None if ahead is None else self._read_ahead(ahead, offset, max_bytes)
-        if ahead is not None and found is not None:
-            first, stop, _, _, payloads = found
-            return cached_entries(ahead.rows, first, stop, payloads)
+        run = None if ahead is None else self._read_ahead(ahead, offset, max_bytes)
+        if run is not None:
+            return run.entries()
         if offset != self._not_cached:
             self._wanted = offset
         return None
 
-    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+    def read_run(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
         self.status.check_open()
         check_readable(offset, self.start_offset, self.end_offset)
         ahead = self._ahead
         if ahead is None or self._cached_tail.has(offset):
             return None
-        found = self._read_ahead(ahead, offset, max_bytes)
-        if found is None:
-            return None
-        first, stop, base_offset, last_offset, payloads = found
-        return EntryRun(base_offset, last_offset, stop - first, payloads)
+        return self._read_ahead(ahead, offset, max_bytes, at_least_one=at_least_one)
 
     def _read_ahead(
-        self, ahead: RowsAhead, offset: int, max_bytes: int
-    ) -> tuple[int, int, int, int, bytes] | None:
-        """Read from the page cache what the rows refer to.
-
-        Returns the indexes of the first row and behind the last one, the first and last offset, and
-        the payloads.
-        """
+        self, ahead: RowsAhead, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
+        """Read from the page cache what the rows refer to."""
         if max_bytes > MOST_AT_ONCE or offset < ahead.begin or offset == self._not_cached:
             return None
         found = find_run(
-            ahead.rows, offset, self.end_offset, max_bytes, MOST_AT_ONCE, queries.MOST_ROWS
+            ahead.rows,
+            offset,
+            self.end_offset,
+            max_bytes,
+            MOST_AT_ONCE,
+            MOST_GAPS,
+            queries.MOST_ROWS,
         )
         if found is None:
             return None
-        first, stop, segment, base_offset, last_offset = found
+        first, stop, segment, base_offset, last_offset, size = found
+        if size > max_bytes and not at_least_one:
+            return EntryRun(offset, offset - 1, 0, b"", list)
         payloads = self._store.read_cached(segment, ahead.rows, first, stop)
         if payloads is None:
-            self._not_cached = offset
+            if self._store.has_segment(segment):
+                self._not_cached = offset
+            else:
+                # The cleaner has moved the entries.
+                self._drop_ahead()
             return None
         self._read_from, self._read_to = base_offset, last_offset + 1
-        return first, stop, base_offset, last_offset, payloads
+        entries = partial(cached_entries, ahead.rows, first, stop, payloads)
+        return EntryRun(base_offset, last_offset, stop - first, payloads, entries)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         # Not from the page cache: a caller that reads a whole log would never wait, and so block
@@ -217,6 +227,10 @@ class LmdbLog(LogState):
             self._ahead = ahead[0]
             self._store.keep_ahead(self, len(ahead[0].rows))
         return entries
+
+    def _drop_ahead(self) -> None:
+        self._store.keep_ahead(self, 0)
+        self._ahead = None
 
     def forget_ahead(self) -> None:
         """Free the memory of the rows that were found in advance."""
@@ -346,8 +360,7 @@ class LmdbLog(LogState):
         self._cached_tail.clear()
         # Rows that are being found now may be those from before.
         self._replacements += 1
-        self._store.keep_ahead(self, 0)
-        self._ahead = None
+        self._drop_ahead()
 
     async def reclaim(self) -> None:
         """Nothing to do: the writer frees deleted entries."""
@@ -362,8 +375,7 @@ class LmdbLog(LogState):
         """Refuse all further calls: the topic was deleted or the store closed."""
         self.status.end(LogClosed(LOG_CLOSED))
         self._cached_tail.clear()
-        self._store.keep_ahead(self, 0)
-        self._ahead = None
+        self._drop_ahead()
         self.status.notify()
 
 
@@ -372,13 +384,14 @@ def _rows_ahead(
 ) -> list[RowsAhead]:
     """These rows, which are those from `offset` on, and at most `READS_AHEAD` times as many more.
 
-    None if there are entries of format 1 among them, which are in LMDB.
+    None if there are entries of format 1 among them, which are in LMDB, or if the limit leaves no
+    room for another read.
     """
     last = rows[-1] if rows else None
-    if not isinstance(last, bytes):
+    most = min(len(rows) * READS_AHEAD, MOST_ROWS_AHEAD - len(rows))
+    if not isinstance(last, bytes) or most < len(rows):
         return []
     following = slot_of(last).last_offset + 1
-    most = min(len(rows) * READS_AHEAD, MOST_ROWS_AHEAD)
     rows = rows + queries.read(cursor, log_id, following, end, READS_AHEAD * MOST_AT_ONCE, most)
     if set(map(type, rows)) != {bytes}:
         return []

@@ -464,6 +464,10 @@ class LmdbStore(StoreState):
         """See `frames.read_run`."""
         return None if self._journal is None else self._journal.read_run(segment, rows, first, stop)
 
+    def has_segment(self, segment: int) -> bool:
+        """Whether the journal has this segment, as far as is known."""
+        return self._journal is None or segment in self._journal.numbers
+
     def keep_ahead(self, log: LmdbLog, size: int) -> None:
         """Count the rows that `log` has found in advance; others' are freed beyond a limit."""
         self._ahead_bytes += size - self._ahead.pop(log, 0)

@@ -71,9 +71,16 @@ async def test_run_is_what_a_read_returns_or_none(log: PartitionLog) -> None:
         offset = start
         while offset < 40:
             run = log.read_run(offset, max_bytes)
+            fitting = log.read_run(offset, max_bytes, at_least_one=False)
             log.read_resident(offset, max_bytes)
             read = await log.read(offset, max_bytes)
-            if run is not None:
+            if run is not None and fitting is not None:
+                fits = len(read[0].payload) <= max_bytes
+                assert (fitting.count, plain(fitting.entries())) == (
+                    (len(read), plain(read)) if fits else (0, [])
+                )
+                assert len(fitting.payload) == (len(run.payload) if fits else 0)
+                assert plain(run.entries()) == plain(read)
                 assert (run.base_offset, run.last_offset, run.count, bytes(run.payload)) == (
                     read[0].base_offset,
                     read[-1].last_offset,

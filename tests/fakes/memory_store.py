@@ -180,15 +180,20 @@ class MemoryLog:
             found.append(entry)
         return found
 
-    def read_run(self, offset: int, max_bytes: int) -> EntryRun | None:
+    def read_run(
+        self, offset: int, max_bytes: int, *, at_least_one: bool = True
+    ) -> EntryRun | None:
         entries = self.read_resident(offset, max_bytes)
         if not entries:
             return None
+        if not at_least_one and len(entries[0].payload) > max_bytes:
+            return EntryRun(offset, offset - 1, 0, b"", list)
         return EntryRun(
             entries[0].base_offset,
             entries[-1].last_offset,
             len(entries),
             b"".join(entry.payload for entry in entries),
+            lambda: entries,
         )
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:

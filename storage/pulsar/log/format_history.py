@@ -92,7 +92,7 @@ class MultiFormatLog:
         check_readable(offset, self._start_offset, self.end_offset)
         return None
 
-    def read_run(self, offset: int, max_bytes: int) -> None:
+    def read_run(self, offset: int, max_bytes: int, *, at_least_one: bool = True) -> None:
         """`PartitionLog.read_run`: entries are kept separately."""
         self.status.check_open()
         check_readable(offset, self._start_offset, self.end_offset)

@@ -120,7 +120,7 @@ class PulsarLog:
             return []
         return self._resident.read(offset, max_bytes)
 
-    def read_run(self, offset: int, max_bytes: int) -> None:
+    def read_run(self, offset: int, max_bytes: int, *, at_least_one: bool = True) -> None:
         """`PartitionLog.read_run`: entries are kept separately."""
         self.status.check_open()
         check_readable(offset, self._start_offset, self._end.offset)

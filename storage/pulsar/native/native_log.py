@@ -190,7 +190,7 @@ class NativeLog:
         self._check_offset(offset)
         return [] if offset == self._end_offset else self._resident.read(offset, max_bytes)
 
-    def read_run(self, offset: int, max_bytes: int) -> None:
+    def read_run(self, offset: int, max_bytes: int, *, at_least_one: bool = True) -> None:
         """`PartitionLog.read_run`: entries are kept separately."""
         self._check_offset(offset)
 

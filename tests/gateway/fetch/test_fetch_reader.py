@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.coroutines import TimeSlices
 from gateway.fetch import conversion, fetch_reader
 from gateway.fetch.fetch_reader import check_epoch
+from gateway.partitions.partition import Partition
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from records import NoMemory
@@ -103,7 +105,7 @@ NEW, OLD, OLDER = 12, 3, 1
 def _kept(request, env, monkeypatch):
     """Stores that return the batches of a read as one value, or do not."""
     if not request.param:
-        monkeypatch.setattr(type(env.partition().log), "read_run", lambda *_: None)
+        monkeypatch.setattr(type(env.partition().log), "read_run", lambda *_, **__: None)
 
 
 @pytest.mark.usefixtures("_kept")
@@ -117,6 +119,73 @@ def test_modern_consumer_gets_stored_bytes(env, version):
 def test_batches_that_the_store_has_joined_are_sent_as_one_buffer(env):
     put(env, batched(0, 2), batched(2, 3))
     assert len(fetch_one(env, NEW, 0).records) == 1
+
+
+def test_run_that_is_not_sent_as_stored_is_not_read_again(env, monkeypatch):
+    put(env, batched(0, 2), messages(2, 3, 1), batched(5, 3))
+    reads = []
+    monkeypatch.setattr(Partition, "read_resident", lambda *given: reads.append(given))
+    assert offsets(fetch_one(env, NEW, 0)) == [*range(8)]
+    assert not reads
+
+
+def fetch_two_that_do_not_fit(env):
+    """Fetch a batch of each of two partitions with a limit of one and a half; return its size."""
+    env.topic("two", 2)
+    stored = batched(0, 2, size=100)
+    for index in range(2):
+        ended(append(env.partition("two", index).log, [stored]))
+    size = len(stored.payload)
+    asked = request(
+        NEW, [from_offset(0), from_offset(0, 1)], topic="two", max_bytes=size + size // 2
+    )
+    first, second = rows(start_fetch(env, asked).result).values()
+    assert (len(payload(first)), len(payload(second))) == (size, 0)
+    return size
+
+
+def test_batch_that_does_not_fit_behind_others_is_not_read(env, monkeypatch):
+    runs, reads = [], []
+    real = Partition.read_run
+
+    def read_run(*given, **named):
+        runs.append(real(*given, **named))
+        return runs[-1]
+
+    monkeypatch.setattr(Partition, "read_run", read_run)
+    monkeypatch.setattr(Partition, "read_resident", lambda *given: reads.append(given))
+    size = fetch_two_that_do_not_fit(env)
+    assert [len(run.payload) for run in runs] == [size, 0]
+    assert not reads
+
+
+def rows_counted(monkeypatch):
+    counted = []
+    real = TimeSlices.count
+
+    def count(self, rows=1):
+        counted.append(rows)
+        return real(self, rows)
+
+    monkeypatch.setattr(TimeSlices, "count", count)
+    return counted
+
+
+def test_time_slices_count_what_was_read_and_is_not_returned(env, monkeypatch):
+    monkeypatch.setattr(fetch_reader, "BYTES_PER_ROW", 10)
+    monkeypatch.setattr(Partition, "read_run", lambda *_, **__: None)
+    counted = rows_counted(monkeypatch)
+    size = fetch_two_that_do_not_fit(env)
+    assert counted.count(size // 10) == 2
+
+
+@pytest.mark.usefixtures("_kept")
+def test_time_slices_count_entries(env, monkeypatch):
+    monkeypatch.setattr(fetch_reader, "ENTRIES_PER_ROW", 2)
+    counted = rows_counted(monkeypatch)
+    put(env, *[batched(base, 1) for base in range(34)])
+    fetch_one(env, NEW, 0)
+    assert 17 in counted
 
 
 @pytest.mark.usefixtures("_kept")

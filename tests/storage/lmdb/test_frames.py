@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -506,6 +507,28 @@ def test_large_run_is_read_in_parts() -> None:
         assert read_cached(descriptor, MARK, rows, 0, 299) == b"".join(payloads[:299])
 
 
+def bytes_read() -> int:
+    """What this thread has read from files, and the size of what this reads."""
+    text = Path("/proc/thread-self/io").read_text()
+    return int(text.split()[1])
+
+
+@needs_nowait
+@pytest.mark.skipif(not Path("/proc/thread-self/io").exists(), reason="reads are not counted")
+def test_only_short_gaps_between_entries_are_read() -> None:
+    data, rows = bytearray(), b""
+    for base in range(200):
+        rows += row(base, len(data), size=100)
+        data += framed(len(data), bytes(100), base=base)
+        data += bytes(3000 if base % 2 else 50)
+    with segment_of(data) as descriptor:
+        before = bytes_read()
+        nothing = bytes_read() - before
+        before = bytes_read()
+        assert read_cached(descriptor, MARK, rows, 0, 200)
+        assert bytes_read() - before - nothing <= 200 * (60 + 100 + 50)
+
+
 @needs_nowait
 @given(stored())
 def test_compiled_function_reads_the_same_run(case: tuple[bytes, list[bytes]]) -> None:
@@ -529,18 +552,39 @@ def test_selected_run_is_what_fits_but_at_least_one_entry() -> None:
         key_of(Slot(1, base, base + 9, -1, -1, 100, 50, SEGMENT + base // 40, 100 + 11 * base))
         for base in range(0, 80, 10)
     )
-    find = find_run
-    assert find(rows, 0, 80, 0, 1000, 100) == (0, 1, SEGMENT, 0, 9)
-    assert find(rows, 15, 80, 149, 1000, 100) == (1, 3, SEGMENT, 10, 29)
-    assert find(rows, 15, 80, 149, 1000, 1) == (1, 2, SEGMENT, 10, 19)
-    assert find(rows, 45, 80, 1000, 1000, 100) == (4, 8, SEGMENT + 1, 40, 79)
-    assert find(rows, 45, 70, 1000, 1000, 100) == (4, 7, SEGMENT + 1, 40, 69)
+
+    def find(*given: int) -> tuple[int, ...] | None:
+        *others, most = given
+        found = find_run(rows, *others, 1 << 20, most)
+        assert found is None or found[5] == 50 * (found[1] - found[0])
+        return found and found[:5]
+
+    assert find(0, 80, 0, 1000, 100) == (0, 1, SEGMENT, 0, 9)
+    assert find(15, 80, 149, 1000, 100) == (1, 3, SEGMENT, 10, 29)
+    assert find(15, 80, 149, 1000, 1) == (1, 2, SEGMENT, 10, 19)
+    assert find(45, 80, 1000, 1000, 100) == (4, 8, SEGMENT + 1, 40, 79)
+    assert find(45, 70, 1000, 1000, 100) == (4, 7, SEGMENT + 1, 40, 69)
     # Rows of two segments, too many bytes, and rows that end before the log does.
-    assert find(rows, 0, 80, 300, 1000, 100) is None
-    assert find(rows, 0, 80, 100, 99, 100) is None
-    assert find(rows, 45, 90, 1000, 1000, 100) is None
-    assert find(rows, 80, 90, 1000, 1000, 100) is None
-    assert find(rows, 50, 50, 1000, 1000, 100) is None
+    assert find(0, 80, 300, 1000, 100) is None
+    assert find(0, 80, 100, 99, 100) is None
+    assert find(45, 90, 1000, 1000, 100) is None
+    assert find(80, 90, 1000, 1000, 100) is None
+    assert find(50, 50, 1000, 1000, 100) is None
+
+
+@pytest.mark.parametrize("find", [select_run, find_run])
+def test_gaps_in_a_selected_run_are_limited(find: Callable[..., Any]) -> None:
+    rows = row(0, 5000, size=50) + row(1, 5150, size=50) + row(2, 9000, size=50)
+
+    def stop(most_gaps: int) -> int:
+        found = find(rows, 0, 3, 1000, 1000, most_gaps, 100)
+        return int(found[1])
+
+    # Gaps of 40 and 3,740 bytes. The second one is not read.
+    assert list(map(stop, (0, 39, 40, 2087, 2088))) == [1, 1, 2, 2, 3]
+    # Entries that the cleaner has moved may be before earlier ones.
+    rows = row(0, 5000, size=50) + row(1, 100, size=50) + row(2, 9000, size=50)
+    assert list(map(stop, (0, 2047, 2048, 4095, 4096))) == [1, 1, 2, 2, 3]
 
 
 @given(
@@ -552,6 +596,7 @@ def test_selected_run_is_what_fits_but_at_least_one_entry() -> None:
     st.integers(0, 40),
     st.integers(0, 200),
     st.integers(0, 200),
+    st.integers(0, 9000),
     st.integers(1, 9),
 )
 def test_compiled_function_selects_the_same_run(
@@ -560,6 +605,7 @@ def test_compiled_function_selects_the_same_run(
     end: int,
     max_bytes: int,
     most_bytes: int,
+    most_gaps: int,
     most: int,
 ) -> None:
     compiled = pytest.importorskip("storage.lmdb._frames")
@@ -568,8 +614,8 @@ def test_compiled_function_selects_the_same_run(
         base += hole
         last = base + count - 1
         rows += key_of(Slot(1, base, last, 7, 9, 100, size, SEGMENT + segment // 9, at))
-        base, at = last + 1, at + 60 + size
-    arguments = (rows, offset, end, max_bytes, most_bytes, most)
+        base, at = last + 1, at + 60 + size + 1000 * hole
+    arguments = (rows, offset, end, max_bytes, most_bytes, most_gaps, most)
     expected = select_run(*arguments)
     assert compiled.select_run(*arguments) == expected
     payloads = os.urandom(400)

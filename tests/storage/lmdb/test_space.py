@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from contextlib import suppress
 from itertools import count
@@ -44,6 +45,10 @@ def assert_stopped_growing(sizes: list[int]) -> None:
     """What is left is at most a round and as much deleted, and the current segment."""
     assert sizes[-1] - sizes[3] <= 3 * SEGMENT, sizes
     assert sizes[-1] < 2 * 100 * ENTRY + 6 * SEGMENT, sizes
+
+
+HAS_NOWAIT = hasattr(os, "RWF_NOWAIT")
+"""Whether the system tells what the page cache has."""
 
 
 async def append(log: PartitionLog, entries: int) -> None:
@@ -362,3 +367,31 @@ async def test_read_of_moved_entry_finds_its_new_place(
     assert bases(await reading) == [0]
     moved = await store.query_log(0, lambda cursor, _: cursor.first() and cursor.key())
     assert slot_of(moved).segment > slot_of(place).segment
+
+
+@ensureDeferred
+async def test_rows_of_moved_entries_are_found_again_for_a_sequential_reader(
+    open_store: Opener,
+) -> None:
+    store = open_store(segment_bytes=SEGMENT, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic("orders", 2))
+    log, other = await store.log("orders", 0), await store.log("orders", 1)
+    for base in range(60):
+        written = log.append([sized(base, 4000)]), other.append([sized(base, 10 * 4000)])
+        for one in written:
+            await one
+
+    async def is_resident(offset: int) -> bool:
+        found = log.read_resident(offset, 0)
+        assert bases(await log.read(offset, 0) if found is None else found) == [offset]
+        return found is not None
+
+    assert [await is_resident(offset) for offset in range(3)] == [False, False, HAS_NOWAIT]
+    assert store._journal
+    before = set(store._journal.numbers)
+    await other.delete_before(60)
+    await freed(store)
+    assert len(before & store._journal.numbers) <= 1
+    resident = [await is_resident(offset) for offset in range(3, 10)]
+    assert resident == [False, *[HAS_NOWAIT] * 6]

@@ -320,6 +320,29 @@ async def test_reader_that_gets_a_part_of_each_read_is_sequential(open_store: Op
 
 
 @ensureDeferred
+async def test_first_entry_that_does_not_fit_is_not_read(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (log,) = await with_entries(open_store, 20)
+    for offset in (0, 2):
+        await fetch(log, offset)
+    reads: list[int] = []
+    real = store.read_cached
+
+    def read_cached(segment: int, rows: bytes, first: int, stop: int) -> bytes | None:
+        reads.append(stop - first)
+        return real(segment, rows, first, stop)
+
+    monkeypatch.setattr(store, "read_cached", read_cached)
+    run = log.read_run(4, 1001, at_least_one=False)
+    assert run
+    assert (run.count, run.payload, run.entries(), reads) == (0, b"", [], [])
+    log.read_run(4, 1002, at_least_one=False)
+    log.read_run(4, 0)
+    assert reads == [1, 1] or not hasattr(os, "RWF_NOWAIT")
+
+
+@ensureDeferred
 async def test_read_from_the_journal_always_waits(open_store: Opener) -> None:
     """A loop over a whole log must let the reactor serve others."""
     _, (log,) = await with_entries(open_store, 30)
@@ -420,3 +443,16 @@ async def test_rows_found_in_advance_take_a_limited_amount_of_memory(
             await fetch(log, offset)
     assert [log._ahead is not None for log in logs] == [False, False, True, True]
     assert store._ahead_bytes == 2 * 17 * 64
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(100, 17 * 4), (12, 12), (8, 8), (7, 0), (3, 0)])
+@ensureDeferred
+async def test_limit_of_rows_found_in_advance_includes_those_of_the_read(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, limit: int, rows: int
+) -> None:
+    """None are kept if they do not suffice for another read."""
+    monkeypatch.setattr("storage.lmdb.log.MOST_ROWS_AHEAD", limit)
+    store, (log,) = await with_entries(open_store, 90)
+    await fetch(log, 0, 4100)
+    assert len(await fetch(log, 8, 4100)) == 4
+    assert store._ahead_bytes == rows * 64
