@@ -55,6 +55,7 @@ cdef class FlowState:
             self.budget.unblocked = None
 
     cdef finished(self, int64_t size, int64_t requests):
+        """As `ConnectionFlow.requests_finished`."""
         if self.is_paused:
             self.requests_finished(size, requests)
             return

@@ -237,7 +237,7 @@ class SocketState:
         """Pass what is received to `protocol`. `seconds` is the reactor's clock."""
 
     def doRead(self) -> Any:
-        """Receive bytes, as `TcpConnection._read`."""
+        """Receive bytes. The compiled method serves plain requests itself."""
         return self._read()
 
     def _read(self) -> Any:

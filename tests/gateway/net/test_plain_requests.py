@@ -94,6 +94,14 @@ class Gateway(Factory):
         await until(lambda: len(self.connections) == len(self.sockets))
         return client
 
+    async def producer(self, monkeypatch: pytest.MonkeyPatch) -> tuple[socket.socket, Any]:
+        """A client whose next requests are plain, and its connection."""
+        use("cython", monkeypatch)
+        client = await self.connect()
+        await send(client, produce(0))
+        await replies(client, 1)
+        return client, self.connections[-1]
+
     async def close(self) -> None:
         for client in self.sockets:
             client.close()
@@ -177,13 +185,9 @@ async def test_requests_are_answered_however_their_bytes_arrive(
 async def test_whole_requests_of_one_read_need_no_header_of_their_own(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use("cython", monkeypatch)
-    client = await gateway.connect()
-    await send(client, produce(0))
-    await replies(client, 1)
+    client, connection = await gateway.producer(monkeypatch)
     gateway.env.store.hold()
     await send(client, b"".join(map(produce, range(1, 31))))
-    (connection,) = gateway.connections
     await until(lambda: len(connection._dispatch._in_flight) == 30)
     assert (gateway.read, gateway.budget.used > 0) == (1, True)
     gateway.env.store.release()
@@ -194,12 +198,9 @@ async def test_whole_requests_of_one_read_need_no_header_of_their_own(
 async def test_plain_requests_shorten_the_next_wait_of_a_fetch(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use("cython", monkeypatch)
-    client = await gateway.connect()
-    for number in range(2):
-        await send(client, produce(number))
-        await replies(client, 1)
-    (connection,) = gateway.connections
+    client, connection = await gateway.producer(monkeypatch)
+    await send(client, produce(1))
+    await replies(client, 1)
     poll = connection._dispatch._long_poll
     assert (gateway.read, poll.wait_seconds(500)) == (1, MIN_WAIT_SECONDS)
 
@@ -208,11 +209,7 @@ async def test_plain_requests_shorten_the_next_wait_of_a_fetch(
 async def test_replies_to_a_peer_that_does_not_read_arrive_later(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use("cython", monkeypatch)
-    client = await gateway.connect()
-    (connection,) = gateway.connections
-    await send(client, produce(0))
-    await replies(client, 1)
+    client, connection = await gateway.producer(monkeypatch)
     connection.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     count = 0
     while not connection.transport.unsent_bytes:
@@ -227,13 +224,9 @@ async def test_replies_to_a_peer_that_does_not_read_arrive_later(
 async def test_reset_while_appends_are_running_closes_the_connection_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use("cython", monkeypatch)
-    client = await gateway.connect()
-    await send(client, produce(0))
-    await replies(client, 1)
+    client, connection = await gateway.producer(monkeypatch)
     gateway.env.store.hold()
     await send(client, b"".join(map(produce, range(1, 6))))
-    (connection,) = gateway.connections
     await until(lambda: len(connection._dispatch._in_flight) == 5)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
