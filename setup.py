@@ -22,6 +22,7 @@ setup(
             ["gateway/protocol/wire/_plain.pyx"],
             depends=[
                 "records/_crc32.h",
+                "storage/_log.pxd",
                 "gateway/protocol/wire/_dispatch.pxi",
                 "gateway/protocol/wire/_produce.pxi",
                 "gateway/protocol/wire/_fetch.pxi",
@@ -31,8 +32,15 @@ setup(
             optional=True,
         ),
         Extension(
+            "gateway._reactor",
+            ["gateway/_reactor.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "gateway.fetch._entry_loops",
             ["gateway/fetch/_entry_loops.pyx"],
+            depends=["storage/_log.pxd"],
             extra_compile_args=["-O3"],
             optional=True,
         ),
@@ -40,6 +48,13 @@ setup(
             "storage._bridge",
             ["storage/_bridge.pyx"],
             depends=["storage/_bridge.pxd"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
+            "storage._log",
+            ["storage/_log.pyx"],
+            depends=["storage/_log.pxd"],
             extra_compile_args=["-O3"],
             optional=True,
         ),
@@ -55,6 +70,7 @@ setup(
             depends=[
                 "records/_crc32.h",
                 "storage/_bridge.pxd",
+                "storage/_log.pxd",
                 "storage/lmdb/_appends.pxi",
                 "storage/lmdb/_nowait.h",
             ],

@@ -67,17 +67,13 @@ from gateway.traffic.traffic_log import (
 )
 from gateway.traffic.traffic_topic import TopicSink
 from records import kernel
+from storage.bridge import now_ms
 from storage.cluster import SharedStore
 from storage.log import Store
 
 _log = logs.get_logger(__name__)
 
 _INT32_MAX = (1 << 31) - 1
-
-
-def now_ms() -> int:
-    """Milliseconds since 1970, as in Kafka."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

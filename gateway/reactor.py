@@ -1,9 +1,9 @@
 """Twisted's epoll reactor with a shorter main loop, for Linux.
 
 A small request wakes the reactor twice: by its bytes and by the end of its append. Twisted's loop
-takes about 230 bytecodes for each wake-up, together a third of what the interpreter does for such a
-request. This loop takes about 70. It handles readable sockets and calls from threads; everything
-else is left to Twisted's methods.
+takes about 230 bytecodes for each wake-up. This loop takes about 70, or none if it is compiled
+(`_reactor.pyx`). It handles readable sockets and calls from threads; everything else is left to
+Twisted's methods.
 
 It uses attributes of Twisted's reactor that are not public. `install` does nothing if one of them
 is missing; then Twisted's own loop runs.
@@ -11,6 +11,8 @@ is missing; then Twisted's own loop runs.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from os import EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_read, eventfd_write
 from select import EPOLLIN
@@ -45,6 +47,9 @@ MAX_CANCELLED_TIMERS = 50
 
 #: Longest wait for events. Twisted's `timeout` has the same limit, and is called for longer ones.
 MAX_WAIT_SECONDS = 2_147_483
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when its function changes."""
 
 ThreadCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
@@ -109,53 +114,9 @@ class GatewayReactor(EPollReactor):
     def mainLoop(self) -> None:
         while self._started:
             try:
-                self._run_turns()
+                loop.run_turns(self, _run_calls, _log.bug, MAX_WAIT_SECONDS, MAX_CANCELLED_TIMERS)
             except BaseException as bug:  # noqa: BLE001 - as in Twisted's loop
                 _log.bug("the reactor's loop failed", bug)
-
-    def _run_turns(self) -> None:
-        """Run calls from threads, timers and events until the reactor stops."""
-        poll, selectables, seconds = self._poller.poll, self._selectables, self.seconds
-        twisted: Any = self
-        self._is_waiting = False
-        calls: list[ThreadCall] = self.threadCallQueue
-        while self._started:
-            if calls:
-                _run_calls(calls)
-            if self._newTimedCalls:
-                self._insertNewDelayedCalls()
-            timers = self._pendingTimedCalls
-            wait = timers[0].time - seconds() if timers else -1.0
-            if (
-                self._justStopped
-                or (timers and not 0 < wait < MAX_WAIT_SECONDS)
-                or self._cancellations > MAX_CANCELLED_TIMERS
-            ):
-                self.runUntilCurrent()
-                longest = self.timeout()
-                wait = -1.0 if longest is None else longest
-            self._is_waiting = True
-            # A thread that added a call before that has not woken the loop.
-            events = poll(0 if calls or not self._started else wait, len(selectables))
-            self._is_waiting = False
-            for descriptor, event in events:
-                selectable = selectables.get(descriptor)
-                if selectable is None:
-                    # Removed by an earlier event of this turn.
-                    continue
-                try:
-                    if event != EPOLLIN:
-                        twisted._doReadOrWrite(selectable, descriptor, event)
-                        continue
-                    try:
-                        reason = selectable.doRead()
-                    except BaseException as bug:  # noqa: BLE001 - ends this socket only
-                        _log.bug("reading a socket failed", bug)
-                        reason = bug
-                    if reason:
-                        twisted._disconnectSelectable(selectable, reason, True)
-                except BaseException as bug:  # noqa: BLE001 - the other sockets are served
-                    _log.bug("the end of a connection failed", bug)
 
 
 def _run_calls(calls: list[ThreadCall]) -> None:
@@ -167,3 +128,66 @@ def _run_calls(calls: list[ThreadCall]) -> None:
         except BaseException as bug:  # noqa: BLE001 - as in Twisted's reactor
             _log.bug("a call from a thread failed", bug)
     del calls[:count]
+
+
+def run_turns(
+    reactor: Any,
+    run_calls: Callable[[list[ThreadCall]], None],
+    log_bug: Callable[[str, BaseException], None],
+    longest_wait: float,
+    most_cancelled: int,
+) -> None:
+    """Run calls from threads, timers and events until the reactor stops."""
+    poll, selectables, seconds = reactor._poller.poll, reactor._selectables, reactor.seconds
+    reactor._is_waiting = False
+    calls: list[ThreadCall] = reactor.threadCallQueue
+    while reactor._started:
+        if calls:
+            run_calls(calls)
+        if reactor._newTimedCalls:
+            reactor._insertNewDelayedCalls()
+        timers = reactor._pendingTimedCalls
+        wait = timers[0].time - seconds() if timers else -1.0
+        if (
+            reactor._justStopped
+            or (timers and not 0 < wait < longest_wait)
+            or reactor._cancellations > most_cancelled
+        ):
+            reactor.runUntilCurrent()
+            longest = reactor.timeout()
+            wait = -1.0 if longest is None else longest
+        reactor._is_waiting = True
+        # A thread that added a call before that has not woken the loop.
+        events = poll(0 if calls or not reactor._started else wait, len(selectables))
+        reactor._is_waiting = False
+        for descriptor, event in events:
+            selectable = selectables.get(descriptor)
+            if selectable is None:
+                # Removed by an earlier event of this turn.
+                continue
+            try:
+                if event != EPOLLIN:
+                    reactor._doReadOrWrite(selectable, descriptor, event)
+                    continue
+                try:
+                    reason = selectable.doRead()
+                except BaseException as bug:  # noqa: BLE001 - ends this socket only
+                    log_bug("reading a socket failed", bug)
+                    reason = bug
+                if reason:
+                    reactor._disconnectSelectable(selectable, reason, True)
+            except BaseException as bug:  # noqa: BLE001 - the other sockets are served
+                log_bug("the end of a connection failed", bug)
+
+
+#: The module whose function is used: the compiled one, or this one.
+loop: Any = sys.modules[__name__]
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import gateway._reactor as _reactor
+    except ImportError:
+        pass
+    else:
+        if _reactor.INTERFACE == _INTERFACE:
+            loop = _reactor

@@ -1,16 +1,48 @@
 # cython: language_level=3
-"""The classes and the function of the same names in `bridge.py`, compiled."""
+"""The classes and functions of the same names in `bridge.py`, compiled."""
 
 import logging
+import os
 from collections import deque
 from functools import partial
 
+from libc.errno cimport errno
+from libc.stdint cimport int64_t
+
 from twisted.internet.defer import Deferred
+
+cdef extern from * nogil:
+    """
+    #include <time.h>
+    #ifndef CLOCK_BOOTTIME
+    #define CLOCK_BOOTTIME CLOCK_MONOTONIC
+    #endif
+    """
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_REALTIME
+    int CLOCK_BOOTTIME
+    int clock_gettime(int clock, timespec* now)
 
 log = logging.getLogger("storage.bridge")
 
 #: Version of the signatures; `bridge.py` expects the same number.
-INTERFACE = 1
+INTERFACE = 2
+
+
+def clock_seconds():
+    cdef timespec now
+    if clock_gettime(CLOCK_BOOTTIME, &now) != 0:
+        raise OSError(errno, os.strerror(errno))
+    return <double>now.tv_sec + <double>now.tv_nsec / 1e9
+
+
+def now_ms():
+    cdef timespec now
+    if clock_gettime(CLOCK_REALTIME, &now) != 0:
+        raise OSError(errno, os.strerror(errno))
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
 cdef class Completion:

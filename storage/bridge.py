@@ -62,11 +62,18 @@ class WatchingReactor(Reactor, Protocol):
     def removeReader(self, reader: Readable) -> None: ...
 
 
-clock_seconds = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+clock_seconds: Callable[[], float] = partial(
+    time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+)
 """Seconds of a clock that also runs while the machine is suspended.
 
 Linux's monotonic clock stops then.
 """
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, as in Kafka."""
+    return time.time_ns() // 1_000_000
 
 
 class SharedResult(Generic[T]):
@@ -293,7 +300,7 @@ def _run_or_log(call: Callable[[], None]) -> None:
         log.exception("bug: a callback from a storage thread failed")
 
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
@@ -303,10 +310,11 @@ if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         pass
     else:
         if _bridge.INTERFACE == _INTERFACE:
-            # Compiled versions of the three above.
+            # Compiled versions.
             Completion = _bridge.Completion
             ReactorCallQueue = _bridge.ReactorCallQueue
             after_calls = _bridge.after_calls
+            clock_seconds, now_ms = _bridge.clock_seconds, _bridge.now_ms
 
 
 class Job(Generic[T]):

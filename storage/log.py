@@ -20,15 +20,19 @@ Rules that every store keeps:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from storage.permissions import Permissions
 
 Buffer = bytes | bytearray | memoryview
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when its class changes."""
 
 LOG_CLOSED = "the log is closed: its topic was deleted or the store was closed"
 
@@ -118,6 +122,17 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         """Omits the payload, which must not be logged."""
         return f"Entry({self.base_offset}-{self.last_offset}, {len(self.payload)} bytes)"
+
+
+if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import storage._log as _log
+    except ImportError:
+        pass
+    else:
+        if _log.INTERFACE == _INTERFACE:
+            # The compiled version.
+            Entry = _log.Entry
 
 
 class EntryRun(msgspec.Struct, frozen=True, gc=False):

@@ -28,6 +28,11 @@ EVICTED = Entry(-1, -1, -1, b"")
 """Placeholder for an evicted entry until the list is trimmed; frees the payload at once."""
 
 
+def _is_wasteful(view: memoryview) -> bool:
+    """Whether the buffer of `view` is more than 1/7 larger than it."""
+    return view.nbytes * 8 < memoryview(view.obj).nbytes * 7
+
+
 class CachedTail:
     """The cached entries of one log.
 
@@ -95,9 +100,11 @@ class TailCache:
         self._arrivals: deque[tuple[CachedTail, int]] = deque()
 
     def add(self, log_tail: CachedTail, entry: Entry) -> None:
-        """Append `entry` to `log_tail`. A memoryview is copied so that its buffer can be freed."""
+        """Append `entry` to `log_tail`. Its payload is copied if it is a view of a buffer that is
+        more than 1/7 larger.
+        """
         payload = entry.payload
-        if isinstance(payload, memoryview):
+        if isinstance(payload, memoryview) and _is_wasteful(payload):
             entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
         cost = len(payload) + ENTRY_OVERHEAD
         log_tail.entries.append(entry)

@@ -10,6 +10,8 @@ from libc.string cimport memcpy
 from gateway.protocol.errors import KafkaError
 from records.layout import READABLE
 
+from storage._log cimport Entry
+
 cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
@@ -55,6 +57,7 @@ def look_up(
     cdef int64_t checksum
     cdef uint8_t* at
     cdef PyObject* found
+    cdef Entry entry
     cdef list results = [], pending = [], keys = [], missing = []
     move_to_end = cache.move_to_end
     for number in range(len(checksums)):
@@ -66,7 +69,7 @@ def look_up(
         key = PyBytes_FromStringAndSize(NULL, prefix + KEY_FIELDS)
         at = <uint8_t*>PyBytes_AS_STRING(key)
         memcpy(at, PyBytes_AS_STRING(topic_id), prefix)
-        at = put64(put32(at + prefix, <uint32_t>partition), <uint64_t><int64_t>entry.base_offset)
+        at = put64(put32(at + prefix, <uint32_t>partition), <uint64_t>entry.base_offset)
         at = put32(put64(at, <uint64_t>len(payload)), <uint32_t>checksum)
         at[0] = <uint8_t>magic
         found = PyDict_GetItemWithError(cache, key)
@@ -130,6 +133,7 @@ def select_whole(entries, payloads, Py_ssize_t first, int64_t limit):
     cdef Py_ssize_t number, size
     cdef int64_t batches = 0, records = 0, stored = 0, left = limit
     cdef list selected = []
+    cdef Entry entry
     number = first
     while number < len(payloads):
         payload = payloads[number]
@@ -142,11 +146,10 @@ def select_whole(entries, payloads, Py_ssize_t first, int64_t limit):
             selected.append(payload)
             left -= size
             entry = entries[number]
-            its_payload = entry.payload
-            if payload is not its_payload:
+            if payload is not entry.payload:
                 batches += 1
-                records += <int64_t>entry.last_offset - <int64_t>entry.base_offset + 1
-                stored += len(its_payload)
+                records += entry.last_offset - entry.base_offset + 1
+                stored += len(entry.payload)
         number += 1
     return number, selected, limit - left, (batches, records, stored)
 
@@ -156,9 +159,10 @@ def legacy_lz4(entries, payloads):
     cdef Py_buffer view
     cdef const uint8_t* data
     cdef list found = []
+    cdef Entry entry
     for number in range(len(payloads)):
-        payload = payloads[number]
-        if payload is not entries[number].payload:
+        payload, entry = payloads[number], entries[number]
+        if payload is not entry.payload:
             continue
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         data = <const uint8_t*>view.buf

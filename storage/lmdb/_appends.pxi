@@ -5,8 +5,16 @@
 # classes; the others replace the Python classes of the same names.
 
 import logging
-from threading import Lock
 
+from cpython.pythread cimport (
+    NOWAIT_LOCK,
+    WAIT_LOCK,
+    PyThread_acquire_lock,
+    PyThread_allocate_lock,
+    PyThread_free_lock,
+    PyThread_release_lock,
+    PyThread_type_lock,
+)
 from cpython.tuple cimport PyTuple_GET_ITEM
 
 from storage._bridge cimport Completion, ReactorCallQueue
@@ -20,6 +28,8 @@ logger = logging.getLogger("storage.lmdb.write_queue")
 cdef int64_t OVERHEAD = ENTRY_OVERHEAD
 cdef Py_ssize_t MOST_PARTS = MOST_BUFFERS
 cdef object new_tuple = tuple.__new__
+# Of the journal; set before they are used.
+cdef int64_t first_step = 0, largest_step = 0
 
 
 cdef class DurableLog:
@@ -65,25 +75,40 @@ cdef class Append(Completion):
 
 
 cdef class Turn:
-    cdef public object _lock
+    cdef PyThread_type_lock _lock
     cdef public bint _is_awaited
+    cdef readonly bint is_taken
 
-    def __init__(self):
-        self._lock = Lock()
+    def __cinit__(self):
+        self._lock = PyThread_allocate_lock()
+        if self._lock == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self._lock != NULL:
+            # It must not be freed while it is held.
+            PyThread_acquire_lock(self._lock, NOWAIT_LOCK)
+            PyThread_release_lock(self._lock)
+            PyThread_free_lock(self._lock)
 
     def __enter__(self):
         self._is_awaited = True
-        self._lock.acquire()
-        self._is_awaited = False
+        with nogil:
+            PyThread_acquire_lock(self._lock, WAIT_LOCK)
+        self._is_awaited, self.is_taken = False, True
 
     def __exit__(self, *_):
-        self._lock.release()
+        self.give_back()
 
-    cpdef bint take_if_free(self) except -1:
-        return not self._is_awaited and self._lock.acquire(False)
+    cpdef bint take_if_free(self):
+        if self._is_awaited or not PyThread_acquire_lock(self._lock, NOWAIT_LOCK):
+            return False
+        self.is_taken = True
+        return True
 
     cpdef give_back(self):
-        self._lock.release()
+        self.is_taken = False
+        PyThread_release_lock(self._lock)
 
 
 cdef class StoreState:
@@ -106,13 +131,13 @@ cdef class LogState:
 
 
 cdef class WriteQueue:
-    cdef object _reactor, _write, _deadline, _on_finished
+    cdef object _reactor, _write, _timer, _on_finished
     cdef list _waiting
     cdef bint _is_writing
     cdef public Py_ssize_t _expected_operations
     cdef Py_ssize_t _burst_operations
     cdef int64_t _burst_bytes
-    cdef object _gathering_seconds
+    cdef double _gathering_seconds, _waits_until
     cdef public FlusherBursts flusher_bursts
 
     def __init__(self, reactor, settings, write):
@@ -135,16 +160,29 @@ cdef class WriteQueue:
         if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
             self._write_next()
         elif self._expected_operations > 1:
-            self._deadline = self._reactor.callLater(self._gathering_seconds, self._stop_waiting)
+            self._waits_until = self._reactor.seconds() + self._gathering_seconds
+            if self._timer is None:
+                self._timer = self._reactor.callLater(self._gathering_seconds, self._check_wait)
 
     def finish(self, ended):
         self._on_finished = ended
         self._expected_operations = 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._is_writing:
             self._write_next()
 
-    def _stop_waiting(self):
-        self._deadline = None
+    def _check_wait(self):
+        cdef double left
+        self._timer = None
+        if not self._waits_until:
+            return
+        left = self._waits_until - self._reactor.seconds()
+        if left > 0:
+            self._timer = self._reactor.callLater(left, self._check_wait)
+            return
+        self._waits_until = 0
         self._expected_operations = 1
         if self._waiting:
             self._write_next()
@@ -153,9 +191,7 @@ cdef class WriteQueue:
         cdef list waiting = self._waiting
         cdef Py_ssize_t count = 0, most = min(len(waiting), self._burst_operations)
         cdef int64_t size = 0
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._waits_until = 0
         while count < most and size < self._burst_bytes:
             operation = waiting[count]
             size += (
@@ -195,6 +231,11 @@ cdef class JournalState:
         ):
             return 0
         return min(file.size, self.segment_bytes)
+
+    cdef bint may_lack_zeros(self, int64_t at) except -1:
+        """Whether there are few zeros behind the position `at`; `lacks_zeros` decides."""
+        cdef SegmentState file = self._file
+        return file.size - at < min(max(file.size, first_step), largest_step)
 
     cpdef begin_write(self, flusher, list buffers):
         """Begin to write frames of appends behind the end, up to the limit. Does not block.
@@ -252,7 +293,7 @@ cdef class FlusherBursts:
     cdef JournalState journal
     cdef Turn turn
     cdef WriteQueue queue
-    cdef int64_t most_rows, most_operations, largest_step, largest_filled_write
+    cdef int64_t most_rows, most_operations, largest_filled_write
     # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
     cdef list operations
     cdef Frames staged
@@ -265,12 +306,14 @@ cdef class FlusherBursts:
         """`deliver` is called with outcomes that are not the common case. `fill_ahead` is called
         when the journal should be filled with zeros.
         """
-        from storage.lmdb.journal import LARGEST_FILLED_WRITE, LARGEST_STEP
+        from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, LARGEST_STEP
 
+        global first_step, largest_step
+        first_step, largest_step = FIRST_STEP, LARGEST_STEP
         self.flusher, self.reactor, self.reactor_calls = flusher, reactor, reactor_calls
         self.journal, self.state, self.turn, self.queue = journal, state, turn, queue
         self.most_rows = min(settings.index_entries, settings.index_limit)
-        self.largest_step, self.largest_filled_write = LARGEST_STEP, LARGEST_FILLED_WRITE
+        self.largest_filled_write = LARGEST_FILLED_WRITE
         # An append has at least two buffers.
         self.most_operations = MOST_BUFFERS // 2
         self.deliver, self.fail, self.fill_ahead = deliver, fail, fill_ahead
@@ -327,8 +370,9 @@ cdef class FlusherBursts:
         if staged is None or len(staged.buffers) > MOST_PARTS:
             return False
         if (
-            limit - <int64_t>staged.at < self.largest_step
+            limit - <int64_t>staged.at < largest_step
             and <int64_t>staged.at - at <= self.largest_filled_write
+            and journal.may_lack_zeros(at)
             and journal.lacks_zeros
         ):
             self.fill_ahead()
@@ -404,6 +448,7 @@ cpdef Frames stage_appends(
     cdef Append append
     cdef dict rows = {}, changed = {}
     cdef list keys
+    cdef Entry entry
     for operation in operations:
         if type(operation) is not Append:
             return None
@@ -423,7 +468,8 @@ cpdef Frames stage_appends(
                 return None
             log = log.copy()
             changed[append.log_id] = log
-        if <int64_t>entries[0].base_offset != log.end_offset:
+        entry = entries[0]
+        if entry.base_offset != log.end_offset:
             return None
         keys = frames.add(append.log_id, entries, &log.running_timestamp, &log.position)
         its_rows = rows.get(append.log_id)
@@ -431,7 +477,8 @@ cpdef Frames stage_appends(
             rows[append.log_id] = keys
         else:
             (<list>its_rows).extend(keys)
-        log.end_offset = <int64_t>entries[-1].last_offset + 1
+        entry = entries[len(entries) - 1]
+        log.end_offset = entry.last_offset + 1
         log.size += append.size
     return frames
 
@@ -463,6 +510,7 @@ def append(LogState log, entries):
 cdef Append queue_append(LogState log, tuple entries):
     """Queue an append of one entry and return it."""
     cdef int64_t first, last, size
+    cdef Entry entry
     cdef Append append
     cdef StoreState store = log._store
     if len(entries) != 1 or log.status.end_reason is not None or log._failure:
@@ -505,6 +553,7 @@ cdef bint complete_appends(list appends) except -1:
     cdef StoreState store = None
     cdef LogState log
     cdef Append append
+    cdef Entry entry
     for append in appends:
         log = append.log
         if log._failure:
@@ -517,9 +566,9 @@ cdef bint complete_appends(list appends) except -1:
         store._queued_bytes -= append.size
         store._queued_operations -= 1
         log._in_flight -= 1
-        log.end_offset = <int64_t>entries[-1].last_offset + 1
         log.size += append.size
         for entry in entries:
+            log.end_offset = entry.last_offset + 1
             add_to_tail(store.tail, log._cached_tail, entry)
         status = log.status
         if status.watchers:
@@ -531,12 +580,14 @@ cdef bint complete_appends(list appends) except -1:
     return True
 
 
-cdef add_to_tail(tail, cached, entry):
+cdef add_to_tail(tail, cached, Entry entry):
     """As `TailCache.add`."""
-    cdef int64_t held, limit
+    cdef int64_t held, limit, cost
     payload = entry.payload
-    if isinstance(payload, memoryview):
-        entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
+    if isinstance(payload, memoryview) and len(payload) * 8 < len(payload.obj) * 7:
+        entry = new_entry(
+            entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
+        )
     cost = len(payload) + OVERHEAD
     (<list?>cached.entries).append(entry)
     tail._arrivals.append((cached, cost))

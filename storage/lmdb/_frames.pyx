@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from storage.log import Entry
+from storage._log cimport Entry, new_entry
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -112,6 +112,7 @@ cdef class Frames:
         cdef int64_t timestamp
         cdef Py_ssize_t number, count = len(entries)
         cdef list rows = []
+        cdef Entry entry
         for number in range(count):
             entry = entries[number]
             payload = entry.payload
@@ -245,7 +246,7 @@ def take_rows(items, uint64_t log_id, uint64_t end, int64_t max_bytes, Py_ssize_
         if has_place:
             rows.append(row)
         else:
-            rows.append(Entry(slot.base_offset, slot.last_offset, slot.timestamp, value))
+            rows.append(new_entry(slot.base_offset, slot.last_offset, slot.timestamp, value))
     return rows
 
 
@@ -306,7 +307,7 @@ def read_frames(bytes mark not None, int64_t at, data, list rows not None):
             start = slots[number].at - at + FRAME_BYTES
             payload = whole[start : start + slots[number].size]
             entries.append(
-                Entry(
+                new_entry(
                     slots[number].base_offset,
                     slots[number].last_offset,
                     slots[number].timestamp,
@@ -491,5 +492,5 @@ def entries_of(bytes rows not None, Py_ssize_t first, Py_ssize_t stop, bytes pay
         fill_slot(<const uint8_t*>PyBytes_AS_STRING(rows) + number * ROW_BYTES, True, &slot)
         payload = whole[at : at + slot.size]
         at += slot.size
-        entries.append(Entry(slot.base_offset, slot.last_offset, slot.timestamp, payload))
+        entries.append(new_entry(slot.base_offset, slot.last_offset, slot.timestamp, payload))
     return entries

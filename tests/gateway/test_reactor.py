@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import signal
 import socket
 import threading
-from types import SimpleNamespace
+import time
+from functools import partial
 
 import pytest
 from twisted.internet.main import CONNECTION_DONE
@@ -14,8 +17,16 @@ from gateway import reactor as module
 from gateway.reactor import MAX_CANCELLED_TIMERS, USED, GatewayReactor
 
 
-@pytest.fixture
-def reactor():
+def compiled():
+    try:
+        return importlib.import_module("gateway._reactor")
+    except ImportError as error:
+        pytest.skip(f"not compiled (pip install -e .): {error}")
+
+
+@pytest.fixture(params=[lambda: module, compiled], ids=["python", "compiled"])
+def reactor(request, monkeypatch):
+    monkeypatch.setattr(module, "loop", request.param())
     made = GatewayReactor()
     yield made
     made.disconnectAll()
@@ -157,22 +168,18 @@ def test_calls_that_are_queued_by_a_call_run_after_events(reactor):
     assert ran == ["first", "again"]
 
 
-def test_idle_loop_waits(reactor):
-    turns = []
-    poll = reactor._poller.poll
+def test_idle_loop_waits(reactor, monkeypatch):
+    began = []
 
-    def counted(*arguments):
-        turns.append(arguments)
-        return poll(*arguments)
+    def seconds():
+        began.append(time.monotonic())
+        return began[-1]
 
-    poller = reactor._poller
-    reactor._poller = SimpleNamespace(
-        poll=counted, register=poller.register, unregister=poller.unregister, modify=poller.modify
-    )
+    monkeypatch.setattr(reactor, "seconds", seconds)
     reactor.callLater(0.3, reactor.stop)
     run(reactor)
-    reactor._poller = poller
-    assert len(turns) < 10
+    assert began[-1] - began[0] >= 0.3
+    assert len(began) < 20
 
 
 def test_readable_socket_is_read(reactor):
@@ -276,6 +283,64 @@ def test_awake_loop_is_not_woken(reactor):
     reactor.callLater(0, turn)
     run(reactor)
     assert wakes == []
+
+
+def test_signal_during_the_wait_is_handled(reactor, monkeypatch):
+    handled = []
+
+    def handle(number, frame):
+        handled.append(number)
+        reactor.callFromThread(reactor.stop)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        reactor.callLater(
+            0, threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start
+        )
+        run(reactor)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == [signal.SIGUSR1]
+
+
+def test_more_readable_sockets_than_one_wait_returns(reactor):
+    read = []
+
+    def arrived(reader):
+        read.append(reader.near.recv(100))
+        if len(read) == 400:
+            reactor.stop()
+
+    readers = []
+    for _ in range(400):
+        reader = Reader(None)
+        reader.doRead = partial(arrived, reader)
+        reader.far.send(b"x")
+        reactor.addReader(reader)
+        readers.append(reader)
+    run(reactor)
+    assert read == [b"x"] * 400
+    for reader in readers:
+        reader.near.close()
+        reader.far.close()
+
+
+def test_bug_in_the_loop_is_logged_and_the_loop_goes_on(reactor, caplog):
+    failed = []
+
+    def fail():
+        failed.append(True)
+        if len(failed) == 2:
+            del reactor.seconds
+            reactor.callLater(0, reactor.stop)
+        raise ValueError("broken")
+
+    def first():
+        reactor.seconds = fail
+
+    reactor.callLater(0, first)
+    run(reactor)
+    assert [record.event for record in caplog.records] == ["the reactor's loop failed"] * 2
 
 
 def test_closed_waker_closes_its_descriptor_once(reactor):

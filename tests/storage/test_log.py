@@ -1,10 +1,12 @@
-"""The status and watchers that all partition logs have."""
+"""Entries, and the status and watchers that all partition logs have."""
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 
-from storage.log import Fenced, LogClosed, LogStatus
+from storage.log import Entry, Fenced, LogClosed, LogStatus
 
 
 def test_watcher_that_raises_is_logged_and_others_are_called(caplog):
@@ -41,3 +43,19 @@ def test_ended_log_raises_its_first_end_reason_as_a_new_exception():
             status.check_open()
         raised.append(info.value)
     assert raised[0] is not raised[1]
+
+
+def test_entry_is_a_value():
+    entry = Entry(5, last_offset=9, max_timestamp=-1, payload=b"secret")
+    assert entry == Entry(5, 9, -1, bytearray(b"secret"))
+    assert hash(entry) == hash(Entry(5, 9, -1, b"secret"))
+    others = Entry(4, 9, -1, b"secret"), Entry(5, 9, -1, b"other"), (5, 9, -1, b"secret")
+    assert entry not in others
+    assert (entry.base_offset, entry.last_offset, entry.max_timestamp) == (5, 9, -1)
+    assert entry.payload == b"secret"
+    assert repr(entry) == "Entry(5-9, 6 bytes)"
+    assert copy(entry) == entry
+    with pytest.raises(AttributeError):
+        entry.base_offset = 6
+    with pytest.raises(TypeError):
+        Entry(5, 9, -1)

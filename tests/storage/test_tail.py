@@ -64,6 +64,18 @@ def test_memoryview_is_copied_to_release_its_buffer() -> None:
     buffer.clear()
 
 
+def test_memoryview_of_nearly_the_whole_buffer_is_kept() -> None:
+    tail, log_tail = TailCache(10_000), CachedTail()
+    buffer = bytearray(b"h" * 100 + b"p" * 900)
+    whole, part = Entry(0, 0, -1, memoryview(buffer)[100:]), Entry(1, 1, -1, memoryview(buffer)[:8])
+    tail.add(log_tail, whole)
+    tail.add(log_tail, part)
+    found = log_tail.read(0, 10_000)
+    assert found is not None
+    assert found[0].payload is whole.payload
+    assert type(found[1].payload) is bytes
+
+
 def test_queued_evictions_do_not_affect_a_cleared_tail() -> None:
     tail, log_tail = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
     tail.add(log_tail, sized(0, 100))

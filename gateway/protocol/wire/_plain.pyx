@@ -19,6 +19,8 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from storage._log cimport new_entry
+
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
     uint32_t kopgate_crc32c(const unsigned char* at, size_t size) noexcept nogil

@@ -8,7 +8,6 @@ from libc.string cimport memcmp
 from gateway.coroutines import when_ended
 from records import BatchHeader
 from storage.bridge import Completion
-from storage.log import Entry
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +188,9 @@ cdef InFlightAppend queue_next(
         records = PyBytes_FromStringAndSize(<const char*>batch, size)
     else:
         records = memoryview(frame)[at : at + size]
-    entry = Entry(base_offset, last_offset, timestamp if timestamp >= 0 else now, records)
-    waiting = partition_log.append((entry,))
+    waiting = partition_log.append(
+        (new_entry(base_offset, last_offset, timestamp if timestamp >= 0 else now, records),)
+    )
     append = InFlightAppend.__new__(InFlightAppend)
     append._partition, append._has_producer, append._size = partition, has_producer, size
     append._queued_offset = append._base_offset = base_offset

@@ -290,7 +290,7 @@ async def opened(open_store: Opener, **settings: Any) -> OpenedStore:
     one = OpenedStore(store, await store.log("orders", 0), files)
     # Begins the segment, fills the file, and begins the time after which rows are committed.
     await one.log.append((sized(0, 10),))
-    await until(lambda: not one.turn._lock.locked())
+    await until(lambda: not one.turn.is_taken)
     return one
 
 
@@ -367,7 +367,7 @@ async def test_writer_thread_writes_the_first_append_after_a_commit_of_rows(
     one = await opened(open_store, index_seconds=0.02)
     for base in range(1, 3):
         await until(lambda: not one.pending)
-        await until(lambda: not one.turn._lock.locked())
+        await until(lambda: not one.turn.is_taken)
         await one.log.append((sized(base, 10),))
     await until(lambda: not one.pending)
 
@@ -412,7 +412,7 @@ async def test_file_is_filled_ahead_while_the_flusher_writes(open_store: Opener)
         # More than the bytes that the next burst has.
         assert one.file_size >= base * 40_000 + FIRST_STEP
         assert one.file_size <= max(2 * size, size + LARGEST_STEP)
-        assert one.turn._lock.locked()
+        assert one.turn.is_taken
         one.flusher.make_call()
         await waiting
     assert bases(await everything(one.log)) == list(range(20))
@@ -481,7 +481,7 @@ async def test_appends_that_the_flusher_could_not_write_are_refused_and_leave_no
         await one.log.append((sized(1, 20),))
     said = [record for record in caplog.records if record.name == "storage.lmdb.writer"]
     assert [record.levelname for record in said] == ["ERROR", "WARNING"]
-    await until(lambda: not one.turn._lock.locked())
+    await until(lambda: not one.turn.is_taken)
     waiting = await one.append_by_flusher(30)
     one.flusher.make_call()
     await waiting
