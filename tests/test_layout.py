@@ -25,6 +25,7 @@ SPECIAL_PLACES = {
     "gateway/coroutines.py": BASICS,
     "gateway/logs.py": BASICS,
     "gateway/memory.py": BASICS,
+    "gateway/_reactor.pyx": BASICS,
     "gateway/reactor.py": BASICS,
     "gateway/workers.py": BASICS,
     "gateway/net/flow_control.py": FLOW_CONTROL,
