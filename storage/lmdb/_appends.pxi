@@ -180,30 +180,31 @@ cdef class JournalState:
 
     cdef public object end, _file, _folder
     cdef public bytes mark
-    cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to, _least_room
+    cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to
+    cdef public int64_t _least_room, _growth
     cdef public bint _syncs_appends, _is_synced, _is_cut, _is_left
 
     cpdef int64_t flusher_limit(self) except -1:
         """Up to where `begin_write` can write, if this is the common case; otherwise 0."""
         cdef SegmentState file = self._file
-        if (
-            file is None
-            or not self._syncs_appends
-            or not self._is_synced
-            or not self._is_cut
-            or self._is_left
-        ):
+        if file is None or not self._is_cut or self._is_left:
             return 0
-        return min(file.size, self.segment_bytes)
+        if not self._syncs_appends:
+            # The size of the file may change.
+            return self.segment_bytes
+        return min(file.size, self.segment_bytes) if self._is_synced else 0
 
-    cpdef begin_write(self, flusher, list buffers):
-        """Begin to write frames of appends behind the end, up to the limit. Does not block.
+    cpdef begin_write(self, flusher, list buffers, int64_t at):
+        """Begin to write frames of appends from the end to `at`, within the limit.
+
+        Does not block.
 
         Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
         """
         cdef SegmentState file = self._file
-        # As `_reserve`.
-        self._least_room = max(self._reserve_bytes - self.held_bytes, 0)
+        self._growth = max(at - file.size, 0)
+        # As `_reserve` and `_store`.
+        self._least_room = max(self._reserve_bytes - self.held_bytes, 0) + self._growth
         flusher.begin(
             file._descriptor,
             buffers,
@@ -211,8 +212,11 @@ cdef class JournalState:
             self._folder,
             file.size,
             self._least_room,
+            self._syncs_appends,
         )
-        self._is_synced = False
+        if self._growth:
+            # Not otherwise: `fill_ahead` may change it at the same time.
+            file.size += self._growth
 
     cpdef bint end_write(self, flusher, at) except -1:
         """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
@@ -227,9 +231,10 @@ cdef class JournalState:
             return False
         if room < self._least_room:
             raise self._flusher_failed(None, room)
-        self._is_synced = True
+        self._is_synced = self._syncs_appends
         self.end = new_tuple(Place, (<object>PyTuple_GET_ITEM(self.end, 0), at))
-        self._durable_to = at
+        if self._is_synced:
+            self._durable_to = at
         return True
 
 
@@ -332,7 +337,7 @@ cdef class FlusherBursts:
             and journal.lacks_zeros
         ):
             self.fill_ahead()
-        journal.begin_write(self.flusher, staged.buffers)
+        journal.begin_write(self.flusher, staged.buffers, <int64_t>staged.at)
         self.operations, self.staged = operations, staged
         return True
 
