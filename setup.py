@@ -3,6 +3,8 @@
 from setuptools import Extension, setup
 
 setup(
+    # Compilers run beside each other.
+    options={"build_ext": {"parallel": True}},
     ext_modules=[
         Extension(
             "records._kernel",

@@ -67,7 +67,7 @@ cdef extern from "<sys/resource.h>" nogil:
     int getrlimit(int resource, rlimit* limit)
 
 #: Version of the functions' signatures; `files.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 
 cdef int64_t room_on(const char* directory, int64_t written) noexcept nogil:
@@ -179,6 +179,7 @@ cdef struct Call:
     const char* directory
     int64_t written
     int64_t least
+    bint syncs
     int64_t room
     int failure
 
@@ -196,7 +197,7 @@ cdef void* make_calls(void* argument) noexcept nogil:
         call.room = room_on(call.directory, call.written)
         if call.room >= call.least:
             call.failure = write_all(call.descriptor, call.parts, call.count, call.position)
-            if not call.failure:
+            if call.syncs and not call.failure:
                 call.failure = sync_data(call.descriptor)
         while write(call.ended, &one, sizeof(one)) < 0 and errno == EINTR:
             pass
@@ -242,6 +243,7 @@ cdef class FlushThread:
         bytes directory not None,
         int64_t written,
         int64_t least,
+        bint syncs,
     ):
         if self.pieces is not None or not self.process:
             raise RuntimeError("one call is made at a time, by an open thread")
@@ -249,7 +251,7 @@ cdef class FlushThread:
         self.call.descriptor, self.call.position = descriptor, position
         self.call.parts, self.call.count = self.pieces.parts, self.pieces.count
         self.call.directory = directory
-        self.call.written, self.call.least = written, least
+        self.call.written, self.call.least, self.call.syncs = written, least, syncs
         self.call.is_made = True
         sem_post(&self.call.begun)
 

@@ -91,7 +91,7 @@ class Files(Protocol):
 
 
 class Flusher(Protocol):
-    """A thread that does `Files.store`, with a sync, without the GIL, one call at a time.
+    """A thread that does `Files.store` without the GIL, one call at a time.
 
     Its methods are called by one thread.
     """
@@ -108,6 +108,7 @@ class Flusher(Protocol):
         directory: bytes,
         written: int,
         least: int,
+        syncs: bool,
     ) -> None:
         """Begin a call with at most `MOST_BUFFERS` buffers."""
         ...
@@ -190,7 +191,7 @@ class DiskFiles(Files):
         return free if limit == resource.RLIM_INFINITY else min(free, limit - written)
 
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 _store: Callable[..., Any] | None = None

@@ -29,7 +29,7 @@ cdef int64_t OVERHEAD = ENTRY_OVERHEAD
 cdef Py_ssize_t MOST_PARTS = MOST_BUFFERS
 cdef object new_tuple = tuple.__new__
 # Of the journal; set before they are used.
-cdef int64_t first_step = 0, largest_step = 0
+cdef int64_t first_step = 0, largest_step = 0, largest_filled_write = 0
 
 
 cdef class DurableLog:
@@ -216,35 +216,46 @@ cdef class JournalState:
 
     cdef public object end, _file, _folder
     cdef public bytes mark
-    cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to, _least_room
-    cdef public bint _syncs_appends, _is_synced, _is_cut, _is_left
+    cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to
+    cdef public int64_t _least_room, _growth
+    cdef public bint _syncs_appends, _is_synced, _is_cut, _is_left, is_filling
 
     cpdef int64_t flusher_limit(self) except -1:
-        """Up to where `begin_write` can write, if this is the common case; otherwise 0."""
+        """Up to where `begin_write` can write, if this is the common case; otherwise 0.
+
+        It can make the file larger, unless `fill_ahead` does that at the same time.
+        """
         cdef SegmentState file = self._file
         if (
             file is None
-            or not self._syncs_appends
-            or not self._is_synced
             or not self._is_cut
             or self._is_left
+            or (self._syncs_appends and not self._is_synced)
         ):
             return 0
-        return min(file.size, self.segment_bytes)
+        return min(file.size, self.segment_bytes) if self.is_filling else self.segment_bytes
+
+    cdef bint needs_zeros(self, int64_t at, int64_t end):
+        """Whether frames from `at` to `end` should be written together with zeros behind them."""
+        cdef SegmentState file = self._file
+        return self._syncs_appends and end > file.size and end - at <= largest_filled_write
 
     cdef bint may_lack_zeros(self, int64_t at) except -1:
         """Whether there are few zeros behind the position `at`; `lacks_zeros` decides."""
         cdef SegmentState file = self._file
         return file.size - at < min(max(file.size, first_step), largest_step)
 
-    cpdef begin_write(self, flusher, list buffers):
-        """Begin to write frames of appends behind the end, up to the limit. Does not block.
+    cpdef begin_write(self, flusher, list buffers, int64_t at):
+        """Begin to write frames of appends from the end to `at`, within the limit.
+
+        Does not block.
 
         Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
         """
         cdef SegmentState file = self._file
-        # As `_reserve`.
-        self._least_room = max(self._reserve_bytes - self.held_bytes, 0)
+        self._growth = max(at - file.size, 0)
+        # As `_reserve` and `_store`.
+        self._least_room = max(self._reserve_bytes - self.held_bytes, 0) + self._growth
         flusher.begin(
             file._descriptor,
             buffers,
@@ -252,8 +263,11 @@ cdef class JournalState:
             self._folder,
             file.size,
             self._least_room,
+            self._syncs_appends,
         )
-        self._is_synced = False
+        if self._growth:
+            # Not otherwise: `fill_ahead` may change it at the same time.
+            file.size = at
 
     cpdef bint end_write(self, flusher, at) except -1:
         """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
@@ -268,9 +282,10 @@ cdef class JournalState:
             return False
         if room < self._least_room:
             raise self._flusher_failed(None, room)
-        self._is_synced = True
+        self._is_synced = self._syncs_appends
         self.end = new_tuple(Place, (<object>PyTuple_GET_ITEM(self.end, 0), at))
-        self._durable_to = at
+        if self._is_synced:
+            self._durable_to = at
         return True
 
 
@@ -293,7 +308,7 @@ cdef class FlusherBursts:
     cdef JournalState journal
     cdef Turn turn
     cdef WriteQueue queue
-    cdef int64_t most_rows, most_operations, largest_filled_write
+    cdef int64_t most_rows, most_operations
     # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
     cdef list operations
     cdef Frames staged
@@ -308,12 +323,12 @@ cdef class FlusherBursts:
         """
         from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, LARGEST_STEP
 
-        global first_step, largest_step
+        global first_step, largest_step, largest_filled_write
         first_step, largest_step = FIRST_STEP, LARGEST_STEP
+        largest_filled_write = LARGEST_FILLED_WRITE
         self.flusher, self.reactor, self.reactor_calls = flusher, reactor, reactor_calls
         self.journal, self.state, self.turn, self.queue = journal, state, turn, queue
         self.most_rows = min(settings.index_entries, settings.index_limit)
-        self.largest_filled_write = LARGEST_FILLED_WRITE
         # An append has at least two buffers.
         self.most_operations = MOST_BUFFERS // 2
         self.deliver, self.fail, self.fill_ahead = deliver, fail, fill_ahead
@@ -367,16 +382,19 @@ cdef class FlusherBursts:
             journal._durable_to,
             limit,
         )
-        if staged is None or len(staged.buffers) > MOST_PARTS:
+        if (
+            staged is None
+            or len(staged.buffers) > MOST_PARTS
+            or journal.needs_zeros(at, <int64_t>staged.at)
+        ):
             return False
         if (
-            limit - <int64_t>staged.at < largest_step
-            and <int64_t>staged.at - at <= self.largest_filled_write
-            and journal.may_lack_zeros(at)
+            <int64_t>staged.at - at <= largest_filled_write
+            and journal.may_lack_zeros(<int64_t>staged.at)
             and journal.lacks_zeros
         ):
             self.fill_ahead()
-        journal.begin_write(self.flusher, staged.buffers)
+        journal.begin_write(self.flusher, staged.buffers, <int64_t>staged.at)
         self.operations, self.staged = operations, staged
         return True
 

@@ -297,9 +297,15 @@ class Journal(JournalState):
         self._is_cut = True
         """Whether the segment of the end has nothing behind the end, except zeros."""
         self._least_room = 0
-        """The reserve with which the flusher's call has begun."""
+        """The room that the flusher's call needs: the reserve, and `_growth`."""
+        self._growth = 0
+        """The bytes by which the flusher's call makes the file larger."""
         self._is_left = False
         """Whether a new segment has to be begun: it may have a header already."""
+        self.is_filling = False
+        """Whether `fill_ahead` is called or will be. Until then the flusher must not make the file
+        larger. The reactor thread sets it, the writer thread resets it.
+        """
         files.make_directory(directory)
         # A segment whose name was not durable may have acknowledged entries by now.
         files.sync_directory(directory)
@@ -405,8 +411,13 @@ class Journal(JournalState):
 
     def _flusher_failed(self, error: OSError | None, room: int) -> JournalFailed:
         """The error of `end_write`. Without `error` nothing was written: `room` is too small."""
-        self._is_synced = self._is_cut = error is None
-        return self._failed(self.end.segment, error or _disk_full(room, self._least_room))
+        if error is None:
+            growth = self._growth
+            self._current().size -= growth
+            error = _disk_full(room - growth, self._least_room - growth)
+        else:
+            self._is_synced = self._is_cut = False
+        return self._failed(self.end.segment, error)
 
     def clean_up(self) -> None:
         """Cut off what a failed write has left, if the medium allows it. Blocks."""

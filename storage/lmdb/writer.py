@@ -109,7 +109,6 @@ class LmdbWriter:
         """The segment of the last failure to delete a file."""
         self._has_freed = False
         self._pending_since = 0.0
-        self._is_asked_to_fill = False
         self._fill_at = 0.0
         self._cleaned = 0, 0
         self._is_stopping = threading.Event()
@@ -153,8 +152,8 @@ class LmdbWriter:
 
     def _fill_later(self) -> None:
         """Have the writer thread fill the journal ahead; reactor thread only."""
-        if not self._is_asked_to_fill and monotonic() >= self._fill_at:
-            self._is_asked_to_fill = True
+        if not self._journal.is_filling and monotonic() >= self._fill_at:
+            self._journal.is_filling = True
             self._bursts.put(())
 
     def _end(self) -> None:
@@ -185,7 +184,7 @@ class LmdbWriter:
                 )
             # The flusher can write the next burst.
             self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
-        if self._is_asked_to_fill:
+        if self._journal.is_filling:
             self._fill_ahead()
         if self._idle_seconds() == 0:
             with self._turn:
@@ -203,7 +202,7 @@ class LmdbWriter:
             self._fill_at = monotonic() + RETRY_SECONDS
             if not isinstance(error, OSError):
                 log.exception("bug: the journal could not be filled ahead")
-        self._is_asked_to_fill = False
+        self._journal.is_filling = False
 
     def _refuse(self, failed: FailedBurst) -> list[Outcome]:
         """Do what `_write` does if the journal refuses appends."""

@@ -144,7 +144,7 @@ def test_flusher_stores_one_call_after_the_other(flusher: Flusher, tmp_path: Pat
     try:
         assert flusher.end() is None
         for number in range(3):
-            flusher.begin(descriptor, list(BUFFERS), number * len(WRITTEN), folder, 0, 0)
+            flusher.begin(descriptor, list(BUFFERS), number * len(WRITTEN), folder, 0, 0, True)
             assert (ended(flusher) or 0) > 0
             assert flusher.end() is None
         assert (tmp_path / "file").read_bytes() == WRITTEN * 3
@@ -155,7 +155,7 @@ def test_flusher_stores_one_call_after_the_other(flusher: Flusher, tmp_path: Pat
 def test_flusher_without_room_writes_nothing(flusher: Flusher, tmp_path: Path) -> None:
     path, least = tmp_path / "file", 1 << 62
     with path.open("wb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, least)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, least, True)
         assert 0 < (ended(flusher) or 0) < least
     assert path.read_bytes() == b""
 
@@ -164,29 +164,31 @@ def test_flusher_raises_the_error_of_a_write(flusher: Flusher, tmp_path: Path) -
     path = tmp_path / "file"
     path.touch()
     with path.open("rb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, True)
         with pytest.raises(OSError, match="Bad file descriptor"):
             ended(flusher)
     # The next call is not affected.
     with path.open("wb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, True)
         assert ended(flusher)
     assert path.read_bytes() == b"some"
 
 
-def test_flusher_syncs(flusher: Flusher, tmp_path: Path) -> None:
+def test_flusher_syncs_only_if_asked(flusher: Flusher, tmp_path: Path) -> None:
     """A device takes no sync, so that one is seen as an error."""
     with Path("/dev/null").open("wb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, True)
         with pytest.raises(OSError, match="Invalid argument"):
             ended(flusher)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, False)
+        assert ended(flusher)
 
 
 def test_flusher_refuses_a_second_call_at_the_same_time(flusher: Flusher, tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, True)
         with pytest.raises(RuntimeError):
-            flusher.begin(file.fileno(), [b"other"], 0, os.fsencode(tmp_path), 0, 0)
+            flusher.begin(file.fileno(), [b"other"], 0, os.fsencode(tmp_path), 0, 0, True)
         assert ended(flusher)
 
 
@@ -196,14 +198,14 @@ def test_flusher_is_closed_after_its_call(tmp_path: Path) -> None:
         pytest.skip("not compiled")
     payload = Counted(1_000_000)
     with (tmp_path / "file").open("wb") as file:
-        flusher.begin(file.fileno(), [payload], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [payload], 0, os.fsencode(tmp_path), 0, 0, True)
         del payload
         assert Counted.alive == 1
         flusher.close()
         flusher.close()
     assert (tmp_path / "file").stat().st_size == 1_000_000
     with pytest.raises(RuntimeError):
-        flusher.begin(0, [], 0, b"", 0, 0)
+        flusher.begin(0, [], 0, b"", 0, 0, True)
     del flusher
     assert Counted.alive == 0
 
@@ -216,5 +218,5 @@ def test_forked_process_leaves_the_flusher_alone(flusher: Flusher, tmp_path: Pat
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with (tmp_path / "file").open("wb") as file:
-        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0)
+        flusher.begin(file.fileno(), [b"some"], 0, os.fsencode(tmp_path), 0, 0, True)
         assert ended(flusher)

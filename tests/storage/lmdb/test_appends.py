@@ -130,7 +130,9 @@ def test_compiled_appends_have_the_same_effects(seed: int) -> None:
     assert states(seed, is_compiled=True) == states(seed, is_compiled=False)
 
 
-async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> list[object]:
+async def outcomes_on_disk(
+    folder: Path, seed: int, *, sync_appends: bool, is_compiled: bool
+) -> list[object]:
     """What single appends to two logs return, and what the logs have, while some writes fail.
 
     The flusher writes if `is_compiled`, otherwise the writer thread, with the Python code.
@@ -138,7 +140,13 @@ async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> lis
     random = Random(seed)
     disk = SimulatedDisk()
     disk.has_flusher = is_compiled
-    settings = LmdbSettings(held_bytes=0, index_seconds=3600, tail_bytes=0, segment_bytes=200_000)
+    settings = LmdbSettings(
+        held_bytes=0,
+        index_seconds=3600,
+        tail_bytes=0,
+        segment_bytes=200_000,
+        sync_appends=sync_appends,
+    )
     store = LmdbStore(
         folder / str(is_compiled), reactor=cast(Any, reactor), settings=settings, files=disk
     )
@@ -148,7 +156,7 @@ async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> lis
     found: list[object] = []
     for _ in range(40):
         log, size = random.choice(logs), random.randrange(4000)
-        failing = random.choice(["write", "sync"] + [""] * 8)
+        failing = random.choice(["write", "sync" if sync_appends else "write"] + [""] * 8)
 
         def fail(operation: str, failing: str = failing) -> None:
             if operation == failing:
@@ -168,14 +176,20 @@ async def outcomes_on_disk(folder: Path, seed: int, *, is_compiled: bool) -> lis
     return found
 
 
+@pytest.mark.parametrize("sync_appends", [True, False])
 @pytest.mark.parametrize("seed", range(5))
 @ensureDeferred
 async def test_compiled_bursts_fail_and_succeed_like_those_of_the_writer_thread(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seed: int, sync_appends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled is None:
         pytest.skip("not compiled")
-    with_flusher = await outcomes_on_disk(tmp_path, seed, is_compiled=True)
+    with_flusher = await outcomes_on_disk(
+        tmp_path, seed, sync_appends=sync_appends, is_compiled=True
+    )
     assert True in with_flusher
     monkeypatch.setattr(store_module, "compiled", None)
-    assert await outcomes_on_disk(tmp_path, seed, is_compiled=False) == with_flusher
+    with_thread = await outcomes_on_disk(
+        tmp_path, seed, sync_appends=sync_appends, is_compiled=False
+    )
+    assert with_thread == with_flusher

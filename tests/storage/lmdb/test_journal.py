@@ -15,7 +15,7 @@ from twisted.internet import reactor
 from storage.files import DiskFiles
 from storage.lmdb import LmdbSettings, LmdbStore, journal
 from storage.lmdb.frames import compiled
-from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, MIB
+from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE
 from storage.lmdb.queries import MOST_ROWS
 from storage.log import Buffer, PartitionLog, StorageFailed
 from tests.storage.entries import bases, entry, everything, sized, topic
@@ -33,12 +33,14 @@ async def opened_log(store: LmdbStore) -> PartitionLog:
     return await store.log("orders", 0)
 
 
+@pytest.mark.parametrize("has_flusher", [True, False])
 @pytest.mark.parametrize("sync_appends", [True, False])
 @ensureDeferred
 async def test_append_is_synced_before_acknowledgement_unless_turned_off(
-    open_store: Opener, sync_appends: bool
+    open_store: Opener, sync_appends: bool, has_flusher: bool
 ) -> None:
     disk = SimulatedDisk()
+    disk.has_flusher = has_flusher
     log = await opened_log(open_store(files=disk, sync_appends=sync_appends, index_seconds=NEVER))
     for base in range(5):
         await log.append([sized(base, 100)])
@@ -46,14 +48,17 @@ async def test_append_is_synced_before_acknowledgement_unless_turned_off(
         assert bool(file.unsynced) is not sync_appends
 
 
+@pytest.mark.parametrize("has_flusher", [True, False])
 @ensureDeferred
 async def test_unsynced_appends_are_synced_before_their_rows_are_committed(
-    open_store: Opener,
+    open_store: Opener, has_flusher: bool
 ) -> None:
     disk = SimulatedDisk()
-    store = open_store(files=disk, sync_appends=False, index_seconds=0.01)
+    disk.has_flusher = has_flusher
+    store = open_store(files=disk, sync_appends=False, index_seconds=0.1)
     log = await opened_log(store)
-    await log.append([sized(0, 100)])
+    for base in range(3):
+        await log.append([sized(base, 100)])
     (file,) = disk.files.values()
     await until(lambda: not store._state.pending.count)
     assert not file.unsynced
@@ -75,11 +80,12 @@ async def test_file_is_filled_ahead_of_small_writes_only(open_store: Opener) -> 
 
 
 class StagedFlusher:
-    """A flusher that writes in `begin` and flushes in `end`."""
+    """A flusher that writes in `begin` and, if it `syncs`, flushes in `end`."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
-        self._descriptor = 0
+        self._descriptor = self._room = 0
+        self._syncs = False
 
     def fileno(self) -> int:
         return -1
@@ -92,13 +98,17 @@ class StagedFlusher:
         directory: bytes,
         written: int,
         least: int,
+        syncs: bool,
     ) -> None:
-        self._descriptor = descriptor
-        self._disk.write(descriptor, buffers, position)
+        self._descriptor, self._syncs = descriptor, syncs
+        self._room = self._disk.room(Path(), written)
+        if self._room >= least:
+            self._disk.write(descriptor, buffers, position)
 
     def end(self) -> int:
-        self._disk.sync(self._descriptor)
-        return MIB
+        if self._syncs:
+            self._disk.sync(self._descriptor)
+        return self._room
 
     def close(self) -> None:
         pass
@@ -129,7 +139,7 @@ async def test_flusher_learns_of_a_failed_flush_while_the_file_is_filled_ahead(
     opened = await opened_journal(open_store, disk, reserve_bytes=0)
     flusher = StagedFlusher(disk)
     at = opened.end.at
-    opened.begin_write(flusher, [b"x" * 10_000])
+    opened.begin_write(flusher, [b"x" * 10_000], opened.end.at + 10_000)
     failures = [io_error()]
 
     def fail(operation: str) -> None:
@@ -153,7 +163,7 @@ async def test_file_is_filled_ahead_durably_within_its_limits(open_store: Opener
     flusher = StagedFlusher(disk)
     sizes = []
     while opened.end.at < limit - 10_000:
-        opened.begin_write(flusher, [b"x" * 10_000])
+        opened.begin_write(flusher, [b"x" * 10_000], opened.end.at + 10_000)
         opened.fill_ahead()
         assert file.durable[opened.end.at + 10_000 :] == file.data[opened.end.at + 10_000 :]
         assert opened.end_write(flusher, opened.end.at + 10_000)
@@ -168,7 +178,7 @@ async def test_file_is_not_filled_ahead_if_the_disk_is_nearly_full(open_store: O
     disk = SimulatedDisk()
     opened = await opened_journal(open_store, disk, reserve_bytes=5000, held_bytes=0)
     flusher = StagedFlusher(disk)
-    opened.begin_write(flusher, [b"x" * 10_000])
+    opened.begin_write(flusher, [b"x" * 10_000], opened.end.at + 10_000)
     (file,) = disk.files.values()
     size = len(file.data)
     # The file would grow by as much as it has.
@@ -181,6 +191,29 @@ async def test_file_is_not_filled_ahead_if_the_disk_is_nearly_full(open_store: O
     assert len(file.data) == 2 * size
 
 
+@ensureDeferred
+async def test_flusher_leaves_the_reserve_free_when_a_file_grows(open_store: Opener) -> None:
+    """Without `sync_appends` a file is not filled ahead."""
+    disk = SimulatedDisk()
+    opened = await opened_journal(
+        open_store, disk, sync_appends=False, reserve_bytes=5000, held_bytes=0
+    )
+    (file,) = disk.files.values()
+    flusher, size, before = StagedFlusher(disk), len(file.data), opened.end
+    at = size + 10_000
+    disk.limit = at + 4999
+    for _ in range(2):
+        opened.begin_write(flusher, [b"x" * (at - before.at)], at)
+        with pytest.raises(journal.JournalFailed, match="4999 bytes would be left, 5000 bytes are"):
+            opened.end_write(flusher, at)
+        assert len(file.data) == size
+        assert opened.end == before
+    disk.limit += 1
+    opened.begin_write(flusher, [b"x" * (at - before.at)], at)
+    assert opened.end_write(flusher, at)
+    assert len(file.data) == at == opened.end.at
+
+
 @pytest.mark.parametrize("operation", ["write", "written", "sync"])
 @ensureDeferred
 async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
@@ -189,7 +222,8 @@ async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
     """They would replace what it wrote."""
     disk = SimulatedDisk()
     opened = await opened_journal(open_store, disk, reserve_bytes=0)
-    opened.begin_write(flusher := StagedFlusher(disk), [b"x" * 10_000])
+    flusher = StagedFlusher(disk)
+    opened.begin_write(flusher, [b"x" * 10_000], opened.end.at + 10_000)
     opened.end_write(flusher, opened.end.at + 10_000)
     before = opened.flusher_limit()
     during = []
@@ -365,12 +399,14 @@ async def test_directory_of_the_journal_is_synced_when_it_is_opened(
     await store.close()
 
 
+@pytest.mark.parametrize("has_flusher", [True, False])
 @ensureDeferred
 async def test_entries_acknowledged_before_a_failed_flush_are_written_again(
-    open_store: Opener,
+    open_store: Opener, has_flusher: bool
 ) -> None:
     """With `log_flush=os`: the flush would otherwise succeed without writing them."""
     disk = SimulatedDisk()
+    disk.has_flusher = has_flusher
     disk.chance = chance_of(is_kept=False)
     store = open_store(files=disk, sync_appends=False, index_seconds=NEVER)
     log = await opened_log(store)
@@ -381,17 +417,19 @@ async def test_entries_acknowledged_before_a_failed_flush_are_written_again(
             raise io_error()
 
     table = await store.table("rows")
-    await log.append([entry(0, payload=b"acknowledged")])
+    for base in range(2):
+        await log.append([entry(base, payload=b"acknowledged %d" % base)])
     disk.before = fail
     with pytest.raises(StorageFailed):
         await table.put({b"k": b"v"})
     with pytest.raises(StorageFailed):
-        await log.append([entry(1)])
+        await log.append([entry(2)])
     fails.clear()
     await table.put({b"k": b"v"})
     (file,) = disk.files.values()
-    assert b"acknowledged" in file.durable
-    assert bases(await everything(log)) == [0]
+    assert b"acknowledged 0" in file.durable
+    assert b"acknowledged 1" in file.durable
+    assert bases(await everything(log)) == [0, 1]
 
 
 @ensureDeferred

@@ -23,7 +23,7 @@ from storage.bridge import sleep
 from storage.files import DiskFiles, Flusher
 from storage.lmdb import LmdbStore, writer
 from storage.lmdb.frames import compiled
-from storage.lmdb.journal import FIRST_STEP, LARGEST_STEP
+from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, LARGEST_STEP
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Append, Operation, Task
@@ -176,6 +176,7 @@ class HeldFlusher:
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
         self.call: tuple[int, list[Buffer], int, Path, int, int] | None = None
+        self.syncs = False
         self.is_closed = False
         self._result: int | OSError | None = None
         self._readable, self._writable = os.pipe()
@@ -191,15 +192,17 @@ class HeldFlusher:
         directory: bytes,
         written: int,
         least: int,
+        syncs: bool,
     ) -> None:
         assert not self.call
+        self.syncs = syncs
         folder = Path(os.fsdecode(directory))
         self.call = descriptor, buffers, position, folder, written, least
 
     def make_call(self, failure: OSError | None = None) -> None:
         """Make the call, and end it with `failure` if there is one."""
         assert self.call
-        room = self._files.store(*self.call, syncs=True)
+        room = self._files.store(*self.call, syncs=self.syncs)
         self.call, self._result = None, failure or room
         os.write(self._writable, b".")
 
@@ -256,7 +259,7 @@ class OpenedStore:
     def is_filling(self) -> bool:
         """Whether the writer thread fills the journal ahead."""
         assert self.store._writer
-        return self.store._writer._is_asked_to_fill
+        return self.store._journal.is_filling
 
     @property
     def file_size(self) -> int:
@@ -454,17 +457,80 @@ async def test_writer_thread_writes_what_the_file_has_no_room_for(open_store: Op
 
 
 @ensureDeferred
-async def test_writer_thread_writes_appends_that_are_not_flushed(open_store: Opener) -> None:
-    one = await opened(open_store, sync_appends=False)
-    await one.log.append((sized(1, 10),))
+async def test_flusher_makes_the_file_larger_for_a_large_burst(open_store: Opener) -> None:
+    """It is not filled ahead for it. The next small burst is written with zeros behind it."""
+    one = await opened(open_store)
+    size = LARGEST_FILLED_WRITE + 1
+    for base in range(1, 4):
+        waiting = await one.append_by_flusher(size)
+        assert one.flusher.syncs
+        one.flusher.make_call()
+        await waiting
+        assert one.store._journal
+        assert one.store._journal._durable_to == one.store._journal.end.at
+        assert one.pending == base + 1
+    assert one.file_size == one.store._journal.end.at
+    await one.log.append((sized(4, 10),))
+    assert one.flusher.call is None
+    assert one.file_size > one.store._journal.end.at
+    waiting = await one.append_by_flusher(10)
+    one.flusher.make_call()
+    await waiting
+    assert bases(await everything(one.log)) == list(range(6))
+
+
+@ensureDeferred
+async def test_flusher_does_not_make_a_file_larger_that_is_filled_ahead(open_store: Opener) -> None:
+    """The zeros would be written over the entries."""
+    one = await opened(open_store)
+    journal = one.store._journal
+    assert journal
+    journal.is_filling = True
+    await one.log.append((sized(1, LARGEST_FILLED_WRITE + 1),))
+    assert one.flusher.call is None
+    await until(lambda: not one.is_filling)
     assert bases(await everything(one.log)) == [0, 1]
 
 
 @ensureDeferred
-async def test_appends_that_the_flusher_could_not_write_are_refused_and_leave_nothing(
-    open_store: Opener, caplog: pytest.LogCaptureFixture
+async def test_flusher_writes_appends_without_a_flush_and_without_zeros_ahead(
+    open_store: Opener,
 ) -> None:
-    one = await opened(open_store)
+    one = await opened(open_store, sync_appends=False)
+    for base in range(1, 4):
+        waiting = await one.append_by_flusher(100_000)
+        assert not one.flusher.syncs
+        one.flusher.make_call()
+        await waiting
+        assert one.pending == base + 1
+        assert one.store._journal
+        assert one.file_size == one.store._journal.end.at
+    assert bases(await everything(one.log)) == [0, 1, 2, 3]
+
+
+@ensureDeferred
+async def test_flusher_writes_appends_without_a_flush_up_to_the_end_of_a_segment(
+    open_store: Opener,
+) -> None:
+    one = await opened(open_store, sync_appends=False, segment_bytes=350_000)
+    assert one.store._journal
+    for segment, fitting in ((1, 3), (2, 2)):
+        for _ in range(fitting):
+            waiting = await one.append_by_flusher(100_000)
+            one.flusher.make_call()
+            await waiting
+        assert one.store._journal.end.segment == segment
+        # The writer thread begins the next segment.
+        await one.log.append((sized(one.log.next_offset, 100_000),))
+    assert bases(await everything(one.log)) == list(range(8))
+
+
+@pytest.mark.parametrize("sync_appends", [True, False])
+@ensureDeferred
+async def test_appends_that_the_flusher_could_not_write_are_refused_and_leave_nothing(
+    open_store: Opener, caplog: pytest.LogCaptureFixture, sync_appends: bool
+) -> None:
+    one = await opened(open_store, sync_appends=sync_appends)
     with caplog.at_level(logging.INFO):
         waiting = await one.append_by_flusher(1000)
         assert one.store._journal
@@ -488,12 +554,13 @@ async def test_appends_that_the_flusher_could_not_write_are_refused_and_leave_no
     assert [len(entry.payload) for entry in await everything(one.log)] == [10, 20, 30]
 
 
+@pytest.mark.parametrize("sync_appends", [True, False])
 @ensureDeferred
 async def test_rows_committed_after_a_failure_of_the_flusher_cut_the_segment_first(
-    open_store: Opener,
+    open_store: Opener, sync_appends: bool
 ) -> None:
     """The writer thread has waited for the turn, and gets it before the failed burst."""
-    one = await opened(open_store)
+    one = await opened(open_store, sync_appends=sync_appends)
     waiting = await one.append_by_flusher(1000)
     await one.let_rows_be_due()
     one.flusher.make_call(OSError(errno.EIO, "Input/output error"))
@@ -504,9 +571,12 @@ async def test_rows_committed_after_a_failure_of_the_flusher_cut_the_segment_fir
     assert [len(entry.payload) for entry in await everything(one.log)] == [10, 20]
 
 
+@pytest.mark.parametrize("sync_appends", [True, False])
 @ensureDeferred
-async def test_flusher_refuses_appends_on_a_full_disk(open_store: Opener) -> None:
-    one = await opened(open_store)
+async def test_flusher_refuses_appends_on_a_full_disk(
+    open_store: Opener, sync_appends: bool
+) -> None:
+    one = await opened(open_store, sync_appends=sync_appends)
     waiting = await one.append_by_flusher(1000)
     with no_file_may_grow():
         one.flusher.make_call()

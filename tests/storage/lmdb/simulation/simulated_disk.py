@@ -235,7 +235,7 @@ class SimulatedFlusher:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._calls: SimpleQueue[tuple[int, list[Buffer], int, Path, int, int] | None]
+        self._calls: SimpleQueue[tuple[int, list[Buffer], int, Path, int, int, bool] | None]
         self._calls = SimpleQueue()
         self._results: SimpleQueue[int | OSError] = SimpleQueue()
         self._readable, self._writable = os.pipe()
@@ -253,9 +253,10 @@ class SimulatedFlusher:
         directory: bytes,
         written: int,
         least: int,
+        syncs: bool,
     ) -> None:
         folder = Path(os.fsdecode(directory))
-        self._calls.put((descriptor, buffers, position, folder, written, least))
+        self._calls.put((descriptor, buffers, position, folder, written, least, syncs))
 
     def end(self) -> int | None:
         if self._results.empty():
@@ -274,8 +275,12 @@ class SimulatedFlusher:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
+            descriptor, buffers, position, folder, written, least, syncs = call
             try:
-                self._results.put(self._files.store(*call, syncs=True))
+                room = self._files.store(
+                    descriptor, buffers, position, folder, written, least, syncs=syncs
+                )
+                self._results.put(room)
             except OSError as error:
                 self._results.put(error)
             os.write(self._writable, b".")
