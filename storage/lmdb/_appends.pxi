@@ -133,7 +133,7 @@ cdef class LogState:
 cdef class WriteQueue:
     cdef object _reactor, _write, _timer, _on_finished
     cdef list _waiting
-    cdef bint _is_writing
+    cdef bint _is_writing, _is_caller_left_out
     cdef public Py_ssize_t _expected_operations
     cdef Py_ssize_t _burst_operations
     cdef int64_t _burst_bytes
@@ -152,8 +152,12 @@ cdef class WriteQueue:
         if not self._is_writing and len(self._waiting) >= self._expected_operations:
             self._write_next()
 
-    cpdef burst_written(self, Py_ssize_t operations):
-        self._expected_operations = operations + len(self._waiting)
+    cpdef burst_written(self, Py_ssize_t operations, bint is_append=True):
+        cdef Py_ssize_t waiting = len(self._waiting)
+        self._is_caller_left_out = (
+            operations == 1 and not is_append and waiting and not self._is_caller_left_out
+        )
+        self._expected_operations = waiting + (0 if self._is_caller_left_out else operations)
 
     cpdef outcomes_delivered(self):
         self._is_writing = False

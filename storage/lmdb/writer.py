@@ -214,7 +214,7 @@ class LmdbWriter:
         return [(one, None, StorageFailed(reason)) for one in failed.operations]
 
     def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
-        self.queue.burst_written(len(outcomes))
+        self.queue.burst_written(len(outcomes), isinstance(outcomes[0][0], Append))
         try:
             self._deliver(outcomes)
         finally:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 import pytest
@@ -14,6 +14,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
+from storage.bridge import sleep
 from storage.files import DiskFiles, Files
 from storage.lmdb import LmdbSettings, LmdbStore, cleaner, environment
 from storage.lmdb.frames import FRAME
@@ -90,6 +91,16 @@ async def test_appends_and_puts_of_a_burst_are_one_write(open_store: Opener) -> 
         await one
     assert done == ["write", "written", "sync"]
     assert dict(await table.items()) == {b"first": b"1", b"a": b"2"}
+
+
+@ensureDeferred
+async def test_put_does_not_wait_for_the_caller_of_another_put(open_store: Opener) -> None:
+    """It was queued while that one was written."""
+    _, table = await opened(open_store, gathering_seconds=NEVER)
+    # The queue notices that the burst before is complete.
+    await sleep(reactor, 0)
+    puts = [cast("Deferred[None]", table.put({b"a": b"%d" % number})) for number in range(2)]
+    await until(lambda: all(one.called for one in puts))
 
 
 @ensureDeferred
