@@ -225,7 +225,9 @@ async def test_flusher_does_not_write_where_zeros_are_not_durable_yet(
     flusher = StagedFlusher(disk)
     opened.begin_write(flusher, [b"x" * 10_000], opened.end.at + 10_000)
     opened.end_write(flusher, opened.end.at + 10_000)
+    opened.is_filling = True
     before = opened.flusher_limit()
+    assert before < opened.segment_bytes
     during = []
 
     def fail(name: str) -> None:
