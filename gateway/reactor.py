@@ -178,6 +178,8 @@ def run_turns(
                     reactor._disconnectSelectable(selectable, reason, True)
             except BaseException as bug:  # noqa: BLE001 - the other sockets are served
                 log_bug("the end of a connection failed", bug)
+        # No closed connection is kept while the loop waits.
+        events = selectable = reason = None
 
 
 #: The module whose function is used: the compiled one, or this one.

@@ -4,15 +4,12 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-#: Version of the signatures; `log.py` expects the same number.
-INTERFACE = 1
-
 
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
 cdef class Entry:
-    def __cinit__(
+    def __init__(
         self, int64_t base_offset, int64_t last_offset, int64_t max_timestamp, payload
     ):
         self.base_offset, self.last_offset = base_offset, last_offset
@@ -32,5 +29,7 @@ cdef class Entry:
 
 
 cdef Entry new_entry(int64_t base_offset, int64_t last_offset, int64_t max_timestamp, payload):
-    cdef Entry entry = Entry.__new__(Entry, base_offset, last_offset, max_timestamp, payload)
+    cdef Entry entry = Entry.__new__(Entry)
+    entry.base_offset, entry.last_offset = base_offset, last_offset
+    entry.max_timestamp, entry.payload = max_timestamp, payload
     return entry

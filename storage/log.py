@@ -31,9 +31,6 @@ from storage.permissions import Permissions
 
 Buffer = bytes | bytearray | memoryview
 
-_INTERFACE = 1
-"""Expected INTERFACE of the compiled module; incremented when its class changes."""
-
 LOG_CLOSED = "the log is closed: its topic was deleted or the store was closed"
 
 logger = logging.getLogger(__name__)
@@ -130,9 +127,8 @@ if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        if _log.INTERFACE == _INTERFACE:
-            # The compiled version.
-            Entry = _log.Entry
+        # The compiled version, which other compiled modules require.
+        Entry = _log.Entry
 
 
 class EntryRun(msgspec.Struct, frozen=True, gc=False):

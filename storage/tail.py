@@ -28,11 +28,6 @@ EVICTED = Entry(-1, -1, -1, b"")
 """Placeholder for an evicted entry until the list is trimmed; frees the payload at once."""
 
 
-def _is_wasteful(view: memoryview) -> bool:
-    """Whether the buffer of `view` is more than 1/7 larger than it."""
-    return view.nbytes * 8 < memoryview(view.obj).nbytes * 7
-
-
 class CachedTail:
     """The cached entries of one log.
 
@@ -101,12 +96,19 @@ class TailCache:
 
     def add(self, log_tail: CachedTail, entry: Entry) -> None:
         """Append `entry` to `log_tail`. Its payload is copied if it is a view of a buffer that is
-        more than 1/7 larger.
+        more than 1/7 larger, or not bytes.
         """
         payload = entry.payload
-        if isinstance(payload, memoryview) and _is_wasteful(payload):
-            entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
-        cost = len(payload) + ENTRY_OVERHEAD
+        cost = len(payload)
+        if isinstance(payload, memoryview):
+            buffer = payload.obj
+            if isinstance(buffer, bytes | bytearray) and cost * 8 >= len(buffer) * 7:
+                cost = len(buffer)
+            else:
+                entry = Entry(
+                    entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
+                )
+        cost += ENTRY_OVERHEAD
         log_tail.entries.append(entry)
         self._arrivals.append((log_tail, cost))
         self._held += cost

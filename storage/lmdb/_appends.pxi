@@ -5,6 +5,7 @@
 # classes; the others replace the Python classes of the same names.
 
 import logging
+import os
 
 from cpython.pythread cimport (
     NOWAIT_LOCK,
@@ -16,12 +17,34 @@ from cpython.pythread cimport (
     PyThread_type_lock,
 )
 from cpython.tuple cimport PyTuple_GET_ITEM
+from libc.errno cimport errno
+from libc.string cimport memset
 
 from storage._bridge cimport Completion, ReactorCallQueue
 
 from storage.files import MOST_BUFFERS
 from storage.lmdb.layout import Place
 from storage.tail import ENTRY_OVERHEAD, EVICTED
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t read(int descriptor, void* to, size_t size)
+    int close(int descriptor)
+
+cdef extern from "<time.h>" nogil:
+    int CLOCK_MONOTONIC
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+
+cdef extern from "<sys/timerfd.h>" nogil:
+    int TFD_CLOEXEC
+    int TFD_NONBLOCK
+    struct itimerspec:
+        timespec it_value
+    int timerfd_create(int clock, int flags)
+    int timerfd_settime(
+        int descriptor, int flags, const itimerspec* until, itimerspec* before
+    )
 
 logger = logging.getLogger("storage.lmdb.write_queue")
 
@@ -107,6 +130,8 @@ cdef class Turn:
         return True
 
     cpdef give_back(self):
+        if not self.is_taken:
+            raise RuntimeError("nobody has the turn")
         self.is_taken = False
         PyThread_release_lock(self._lock)
 
@@ -131,13 +156,14 @@ cdef class LogState:
 
 
 cdef class WriteQueue:
-    cdef object _reactor, _write, _timer, _on_finished
+    cdef object _reactor, _write, _deadline, _on_finished
     cdef list _waiting
     cdef bint _is_writing, _is_caller_left_out
     cdef public Py_ssize_t _expected_operations
     cdef Py_ssize_t _burst_operations
     cdef int64_t _burst_bytes
-    cdef double _gathering_seconds, _waits_until
+    cdef double _gathering_seconds
+    cdef bint _is_gathering
     cdef public FlusherBursts flusher_bursts
 
     def __init__(self, reactor, settings, write):
@@ -164,29 +190,23 @@ cdef class WriteQueue:
         if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
             self._write_next()
         elif self._expected_operations > 1:
-            self._waits_until = self._reactor.seconds() + self._gathering_seconds
-            if self._timer is None:
-                self._timer = self._reactor.callLater(self._gathering_seconds, self._check_wait)
+            if self.flusher_bursts is not None:
+                self._is_gathering = True
+                self.flusher_bursts.timer.start(self._gathering_seconds)
+            else:
+                self._deadline = self._reactor.callLater(
+                    self._gathering_seconds, self._stop_waiting
+                )
 
     def finish(self, ended):
         self._on_finished = ended
         self._expected_operations = 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if not self._is_writing:
             self._write_next()
 
-    def _check_wait(self):
-        cdef double left
-        self._timer = None
-        if not self._waits_until:
-            return
-        left = self._waits_until - self._reactor.seconds()
-        if left > 0:
-            self._timer = self._reactor.callLater(left, self._check_wait)
-            return
-        self._waits_until = 0
+    cpdef _stop_waiting(self):
+        self._deadline = None
+        self._is_gathering = False
         self._expected_operations = 1
         if self._waiting:
             self._write_next()
@@ -195,7 +215,12 @@ cdef class WriteQueue:
         cdef list waiting = self._waiting
         cdef Py_ssize_t count = 0, most = min(len(waiting), self._burst_operations)
         cdef int64_t size = 0
-        self._waits_until = 0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._is_gathering:
+            self._is_gathering = False
+            self.flusher_bursts.timer.start(0)
         while count < most and size < self._burst_bytes:
             operation = waiting[count]
             size += (
@@ -213,6 +238,64 @@ cdef class WriteQueue:
         self._is_writing = True
         if self.flusher_bursts is None or not self.flusher_bursts.begin(waiting):
             self._write(waiting)
+
+
+cdef class GatheringTimer:
+    """Ends the queue's wait for more operations.
+
+    It is one of the kernel: a timer of the reactor takes as much CPU as a small append.
+    """
+
+    cdef int _descriptor
+    cdef object _reactor
+    cdef WriteQueue _queue
+
+    def __cinit__(self):
+        self._descriptor = -1
+
+    def __init__(self, reactor, queue):
+        self._descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(errno, os.strerror(errno))
+        self._reactor, self._queue = reactor, queue
+        reactor.addReader(self)
+
+    def __dealloc__(self):
+        if self._descriptor >= 0:
+            close(self._descriptor)
+
+    cdef start(self, double seconds):
+        """Begin again; 0 ends the timer."""
+        cdef itimerspec until
+        memset(&until, 0, sizeof(until))
+        until.it_value.tv_sec = <long>seconds
+        until.it_value.tv_nsec = <long>((seconds - <long>seconds) * 1e9)
+        timerfd_settime(self._descriptor, 0, &until, NULL)
+
+    def doRead(self):
+        """Raises nothing: the reactor would not watch it any longer."""
+        cdef uint64_t expirations
+        try:
+            if (
+                read(self._descriptor, &expirations, sizeof(expirations)) > 0
+                and self._queue._is_gathering
+            ):
+                self._queue._stop_waiting()
+        except Exception:
+            logger.exception("bug: a burst could not be begun")
+
+    def close(self):
+        self._reactor.removeReader(self)
+        self._queue = None
+
+    def fileno(self):
+        return self._descriptor
+
+    def connectionLost(self, reason):
+        """The reactor has ended."""
+
+    def logPrefix(self):
+        return "gathering"
 
 
 cdef class JournalState:
@@ -312,6 +395,7 @@ cdef class FlusherBursts:
     cdef JournalState journal
     cdef Turn turn
     cdef WriteQueue queue
+    cdef readonly GatheringTimer timer
     cdef int64_t most_rows, most_operations
     # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
     cdef list operations
@@ -336,10 +420,12 @@ cdef class FlusherBursts:
         # An append has at least two buffers.
         self.most_operations = MOST_BUFFERS // 2
         self.deliver, self.fail, self.fill_ahead = deliver, fail, fill_ahead
+        self.timer = GatheringTimer(reactor, queue)
         reactor.addReader(self)
 
     def close(self):
         """End the flusher, after its last burst."""
+        self.timer.close()
         self.reactor.removeReader(self)
         self.flusher.close()
 
@@ -606,11 +692,16 @@ cdef add_to_tail(tail, cached, Entry entry):
     """As `TailCache.add`."""
     cdef int64_t held, limit, cost
     payload = entry.payload
-    if isinstance(payload, memoryview) and len(payload) * 8 < len(payload.obj) * 7:
-        entry = new_entry(
-            entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
-        )
-    cost = len(payload) + OVERHEAD
+    cost = len(payload)
+    if isinstance(payload, memoryview):
+        buffer = payload.obj
+        if type(buffer) in (bytes, bytearray) and cost * 8 >= len(buffer) * 7:
+            cost = len(buffer)
+        else:
+            entry = new_entry(
+                entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
+            )
+    cost += OVERHEAD
     (<list?>cached.entries).append(entry)
     tail._arrivals.append((cached, cost))
     held, limit = tail._held + cost, tail._limit

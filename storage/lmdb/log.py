@@ -95,8 +95,8 @@ class LmdbLog(LogState):
         self.status = LogStatus()
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        """`PartitionLog.append`. Payloads are not copied; bytes and bytearray stay in the tail
-        cache.
+        """`PartitionLog.append`. Payloads are not copied; those that are not a small part of their
+        buffer stay in the tail cache.
         """
         append = Append(self._log_id, entries, 0, self)
         try:

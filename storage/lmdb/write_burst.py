@@ -89,9 +89,7 @@ class Append(Completion[None]):
         size: int,
         log: AppendingLog,
     ) -> None:
-        # What `Completion` does, without another call.
-        self._done = None
-        self._has_ended = False
+        super().__init__()
         self.log_id = log_id
         self.entries = entries
         self.size = size

@@ -50,10 +50,7 @@ class WriteQueue:
         self._is_writing = False
         self._is_caller_left_out = False
         self._expected_operations = 1
-        self._timer: DelayedCall | None = None
-        """Runs when the wait may be over. It is not cancelled with a wait: that costs as much."""
-        self._waits_until = 0.0
-        """End of the wait for more operations, 0 if there is none."""
+        self._deadline: DelayedCall | None = None
         self._on_finished: Callable[[], None] | None = None
         self.flusher_bursts: Any = None
         """For the compiled class."""
@@ -83,36 +80,27 @@ class WriteQueue:
         if self._on_finished is not None or len(self._waiting) >= self._expected_operations:
             self._write_next()
         elif self._expected_operations > 1:
-            seconds = self._settings.gathering_seconds
-            self._waits_until = self._reactor.seconds() + seconds
-            if self._timer is None:
-                self._timer = self._reactor.callLater(seconds, self._check_wait)
+            self._deadline = self._reactor.callLater(
+                self._settings.gathering_seconds, self._stop_waiting
+            )
 
     def finish(self, ended: Callable[[], None]) -> None:
         """Stop gathering; call `ended` once everything queued is written."""
         self._on_finished = ended
         self._expected_operations = 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if not self._is_writing:
             self._write_next()
 
-    def _check_wait(self) -> None:
-        self._timer = None
-        if not self._waits_until:
-            return
-        left = self._waits_until - self._reactor.seconds()
-        if left > 0:
-            self._timer = self._reactor.callLater(left, self._check_wait)
-            return
-        self._waits_until = 0.0
+    def _stop_waiting(self) -> None:
+        self._deadline = None
         self._expected_operations = 1
         if self._waiting:
             self._write_next()
 
     def _write_next(self) -> None:
-        self._waits_until = 0.0
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         waiting, settings = self._waiting, self._settings
         operations: list[Operation] = []
         size = 0

@@ -181,6 +181,7 @@ def test_any_mixture_of_frames_and_garbage_is_parsed_in_order(
 
 PAYLOADS = st.binary(max_size=100) | st.sampled_from([bytes(70_000), b"\xff" * 65_536])
 U32, U64 = st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 64) - 1)
+OFFSET = st.integers(0, (1 << 63) - 1)
 TIMESTAMPS = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
@@ -188,8 +189,8 @@ TIMESTAMPS = st.integers(-(1 << 63), (1 << 63) - 1)
     st.lists(
         st.builds(
             Entry,
-            U64,
-            U64,
+            OFFSET,
+            OFFSET,
             TIMESTAMPS,
             st.builds(
                 lambda kind, data: kind(data),
