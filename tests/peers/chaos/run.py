@@ -26,8 +26,8 @@ from tests.testkit.verifiable import TOPIC, ToolProcess
 
 #: Per group; each of them has partitions.
 MEMBERS = 2
-#: Records per second of each producer: so many that some are in flight while a server is away, few
-#: enough for two cores.
+#: Records per second of each producer: some are in flight while a server is absent, and two cores
+#: are enough.
 PACE = 10
 #: Between two reads of what all clients have reported.
 LOOK_SECONDS = 0.1
