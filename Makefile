@@ -70,7 +70,7 @@ check: lint
 lint: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types style
 
-types: $(VENV)/.dev
+types: $(VENV)/.types
 	$(PY) -m mypy
 
 style: $(VENV)/.dev
@@ -228,6 +228,13 @@ $(VENV)/.report: $(VENV)/.test
 
 $(VENV)/.dev: $(VENV)/.test
 	$(PIP) install -q 'kopgate[dev]'
+	@touch $@
+
+# What mypy reads, so that it can run while `.serve` compiles.
+$(VENV)/.types: $(VENV)/.made pyproject.toml constraints.txt
+	@$(PY) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")' \
+		| $(PIP) install -q -r /dev/stdin
 	@touch $@
 
 # A folder in front of the environment's own PySpark. Without the constraints, which pin that one.

@@ -34,7 +34,6 @@ LONGEST = (
     "tests/peers/on_pulsar/test_traffic_log_on_pulsar.py",
     "tests/peers/tools/test_kafka_tools.py",
     "tests/peers/groups/test_committed_offsets.py",
-    "tests/testkit/test_pulsar.py",
     "tests/peers/on_pulsar/test_pulsar_starts.py",
     "tests/contract/test_trim.py",
     "tests/peers/tools/test_kafka_groups_tool.py",

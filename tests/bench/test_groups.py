@@ -44,6 +44,7 @@ def test_members_join_once_and_send_at_their_intervals() -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 def test_members_of_each_group_connect_to_their_coordinator(pulsar: Tenant) -> None:
     load = GroupLoad(groups=8, members=2, partitions=4, seconds=6, warm_up_seconds=0)
     server = BenchCluster.start(pulsar, 2)

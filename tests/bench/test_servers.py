@@ -14,6 +14,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_kafka_starts_with_each_garbage_collector(collector: str) -> None:
     server = KafkaServer.start(collector)

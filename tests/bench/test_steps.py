@@ -121,6 +121,7 @@ def test_unstable_warm_up_ends_at_its_limit() -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 def test_all_steps_run_with_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
     monkeypatch.setattr(clients, "PACE_SECONDS", 2)

@@ -87,6 +87,14 @@ def table(file: Path = Path(__file__).parent / "clients.toml") -> dict[str, Clie
     return named
 
 
+def ends_of_libraries(clients: Iterable[Client]) -> frozenset[str]:
+    """The names of the oldest and the newest client of each library, for short forms of tests."""
+    names: dict[str, list[str]] = {}
+    for row in clients:
+        names.setdefault(row.library, []).append(row.name)
+    return frozenset(name for found in names.values() for name in (found[0], found[-1]))
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A record as sent or received by a client.

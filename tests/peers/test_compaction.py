@@ -48,7 +48,10 @@ class Seen:
     value: bytes | None
 
 
-@pytest.fixture(scope="module", params=["gateway", "gateway on Pulsar", "kafka"])
+@pytest.fixture(
+    scope="module",
+    params=["gateway", "gateway on Pulsar", pytest.param("kafka", marks=pytest.mark.slow)],
+)
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

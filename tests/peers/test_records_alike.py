@@ -25,7 +25,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]
         yield both
 
 
-@pytest.mark.parametrize("codec", ["none", "gzip"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=pytest.mark.slow)])
 def test_java_producer_gets_the_invalid_records_of_a_batch(
     sides: ComparedBrokers, codec: str
 ) -> None:
@@ -37,8 +37,15 @@ def test_java_producer_gets_the_invalid_records_of_a_batch(
 LOG_APPEND_TIME = 1
 
 
-@pytest.mark.parametrize("producer", ["java-0.9.0.1", "java-0.10.0.1"])
-@pytest.mark.parametrize("codec", ["none", "gzip"])
+@pytest.mark.parametrize(
+    ("producer", "codec"),
+    [
+        ("java-0.9.0.1", "gzip"),
+        ("java-0.10.0.1", "none"),
+        pytest.param("java-0.9.0.1", "none", marks=pytest.mark.slow),
+        pytest.param("java-0.10.0.1", "gzip", marks=pytest.mark.slow),
+    ],
+)
 def test_log_append_time_replaces_timestamps_of_old_producers(
     sides: ComparedBrokers, producer: str, codec: str
 ) -> None:

@@ -130,6 +130,13 @@ def test_missing_java_is_reported_with_requirements(logs, tmp_path):
     assert "Traceback" not in told
 
 
+@pytest.fixture
+def without_codegen(monkeypatch):
+    for name, text in WITHOUT_CODEGEN.items():
+        monkeypatch.setenv(name, text)
+
+
+@pytest.mark.usefixtures("without_codegen")
 def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
     code, answer, written, left = Terminal(command("--logs", logs, "--out", tmp_path / "out")).end()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -145,12 +152,6 @@ def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
         if f"%  {step}" not in written
     ] == []
     assert not (tmp_path / "out" / ".new").exists()
-
-
-@pytest.fixture
-def without_codegen(monkeypatch):
-    for name, text in WITHOUT_CODEGEN.items():
-        monkeypatch.setenv(name, text)
 
 
 @pytest.mark.usefixtures("without_codegen")

@@ -105,7 +105,9 @@ def ran(demo):
     return [who for who in COMPANY if who.client_id not in left_out], folder
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(
+    scope="module", params=[TARGETS[0], pytest.param(TARGETS[1], marks=pytest.mark.slow)]
+)
 def report(request, ran):
     """The target and the report's tables by name: the demo's report, and one for the other
     target.

@@ -95,6 +95,7 @@ def test_tenant_of_a_shared_broker_starts_empty(pulsar):
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_broker_restarts_with_its_data_ports_and_settings(restartable_pulsar):
     tenant = restartable_pulsar.tenant()
@@ -108,6 +109,7 @@ def test_killed_broker_restarts_with_its_data_ports_and_settings(restartable_pul
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_make_pulsar_prints_its_address_stops_on_sigint_and_keeps_its_data(tmp_path):
     port, web_port = free_ports(2)

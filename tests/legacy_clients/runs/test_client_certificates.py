@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.legacy_clients.clients import Client, Security, table
+from tests.legacy_clients.clients import Client, Security, ends_of_libraries, table
 from tests.legacy_clients.logins.attempts import (
     PATIENCE_SECONDS,
     RUN_SECONDS,
@@ -32,6 +32,8 @@ ROWS = {(row.library, row.version): row for row in reversed(table().values()) if
 CLIENTS = tuple(sorted((row.name for row in ROWS.values()), key=list(table()).index))
 #: Refused in CI: the newest of each library, and the oldest Java client with TLS.
 IN_CI = {"java-0.9.0.1", *{table()[name].library: name for name in CLIENTS}.values()}
+#: Accepted in CI.
+ENDS = ends_of_libraries(table()[name] for name in CLIENTS)
 MISTAKES = ("no-certificate", "strange-certificate", "untrusted-server")
 Runs = Mapping[str, Future[Any]]
 
@@ -97,7 +99,10 @@ def test_client_with_a_wrong_certificate_is_refused(
     assert Counter(peer for peer, _ in logged()) <= opened
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ENDS else (pytest.mark.slow,)) for name in CLIENTS],
+)
 def test_client_with_a_certificate_is_its_subject(
     name: str,
     secured: SecuredBroker,

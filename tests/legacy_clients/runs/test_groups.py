@@ -1,4 +1,8 @@
-"""Every client in a separate group: a member reads, commits and leaves; the next continues."""
+"""Every client in a separate group: a member reads, commits and leaves; the next continues.
+
+In CI the oldest and the newest client of each library, and those that only commit offsets:
+`test_pairs.py` has all others, which also read, commit and leave.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,31 @@ from tests.legacy_clients.brokers import (
     reference,
 )
 from tests.legacy_clients.cases import create_topics
-from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
+from tests.legacy_clients.clients import (
+    Client,
+    Record,
+    consume_in_group,
+    ends_of_libraries,
+    produce,
+    table,
+)
 from tests.legacy_clients.install import install
 from tests.legacy_clients.relay import VersionRelay, Versions, relay
 
 pytestmark = [pytest.mark.peer]
 
 CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
+ENDS = ends_of_libraries(table()[name] for name in CLIENTS)
+EVERY_CLIENT = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=() if name in ENDS or table()[name].groups == "offsets" else (pytest.mark.slow,),
+        )
+        for name in CLIENTS
+    ],
+)
 PARTITIONS = 2
 EACH = 10
 # Neither one partition nor both, so that one commit is in the middle of a partition.
@@ -131,7 +153,7 @@ def outcome(
     return rounds[name].result()
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@EVERY_CLIENT
 def test_second_member_continues_at_the_commit_of_the_first(
     outcome: GroupOutcome, record_property: Callable[[str, object], None]
 ) -> None:
@@ -149,7 +171,7 @@ def test_second_member_continues_at_the_commit_of_the_first(
     ]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@EVERY_CLIENT
 def test_member_commits_the_offset_after_the_last_record_read(outcome: GroupOutcome) -> None:
     first, second = outcome.read
     assert [

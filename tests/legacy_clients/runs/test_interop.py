@@ -21,7 +21,15 @@ from tests.legacy_clients.cases import (
     records,
     sendable_records,
 )
-from tests.legacy_clients.clients import Client, Record, Span, consume, produce, table
+from tests.legacy_clients.clients import (
+    Client,
+    Record,
+    Span,
+    consume,
+    ends_of_libraries,
+    produce,
+    table,
+)
 from tests.legacy_clients.install import install
 from tests.legacy_clients.stored import (
     ProducerAndCodec,
@@ -37,6 +45,8 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 PRODUCERS = tuple(row.name for row in table().values() if row.produces)
 CONSUMERS = tuple(row.name for row in table().values() if row.consumes)
+# In CI they read with a small fetch size.
+ENDS = ends_of_libraries(table()[name] for name in CONSUMERS)
 # One per record format, 0, 1 and 2. Every consumer reads their topics in all codecs.
 OF_EACH_FORMAT = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")
 # They read everything. Other consumers read the codec that all support; everything with
@@ -221,7 +231,10 @@ def test_consumer_reads_records_of_every_producer(
     assert reading[consumer].result() == {}
 
 
-@pytest.mark.parametrize("name", CONSUMERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ENDS else (pytest.mark.slow,)) for name in CONSUMERS],
+)
 def test_consumer_can_start_inside_a_batch_with_a_small_fetch_size(
     name: str,
     broker: RunningBroker,

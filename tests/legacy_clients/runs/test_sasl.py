@@ -7,7 +7,7 @@ connection; with v1 they are sent in SaslAuthenticate, which answers with error 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -59,19 +59,30 @@ def logins() -> Iterator[Login]:
                 yield Login(row.name, mechanism)
 
 
-def login_cases() -> Iterator[Any]:
-    """SCRAM in CI with the oldest and the newest version of each library that know it."""
-    clients = defaultdict[str, list[str]](list)
+def login_cases(each_version: bool) -> Iterator[Any]:
+    """In CI SCRAM-SHA-256 with the oldest version of each library, SCRAM-SHA-512 with the newest.
+
+    PLAIN with both, or with each version.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
     for login in logins():
-        if login.mechanism != "PLAIN":
-            clients[table()[login.client].library].append(login.client)
-    in_ci = {name for names in clients.values() for name in (names[0], names[-1])}
+        names.setdefault((login.mechanism, table()[login.client].library), []).append(login.client)
+    in_ci = {
+        (mechanism, name)
+        for (mechanism, _), found in names.items()
+        for name in {"SCRAM-SHA-256": found[:1], "SCRAM-SHA-512": found[-1:]}.get(
+            mechanism, [found[0], found[-1]]
+        )
+    }
+    if each_version:
+        plain = reversed([login.client for login in logins() if login.mechanism == "PLAIN"])
+        versions = {(table()[name].library, table()[name].version): name for name in plain}
+        in_ci |= {("PLAIN", name) for name in versions.values()}
     for login in logins():
-        is_slow = login.mechanism != "PLAIN" and login.client not in in_ci
+        is_slow = (login.mechanism, login.client) not in in_ci
         yield pytest.param(login, id=str(login), marks=(pytest.mark.slow,) if is_slow else ())
 
 
-EVERY_LOGIN = pytest.mark.parametrize("login", tuple(login_cases()))
 Runs = Mapping[str, Future[Any]]
 
 
@@ -118,7 +129,7 @@ def be_refused(secured: SecuredBroker, login: Login) -> RefusedRun:
     )
 
 
-@EVERY_LOGIN
+@pytest.mark.parametrize("login", tuple(login_cases(each_version=False)))
 def test_client_with_a_wrong_password_fails_without_hanging(
     login: Login,
     secured: SecuredBroker,
@@ -178,7 +189,7 @@ def check_failures_are_logged_once(
     assert audited() <= opened
 
 
-@EVERY_LOGIN
+@pytest.mark.parametrize("login", tuple(login_cases(each_version=True)))
 def test_client_with_the_right_password_writes_and_reads(
     login: Login,
     secured: SecuredBroker,

@@ -26,13 +26,13 @@ from tests.testkit.verifiable import TOPIC, ToolProcess
 
 #: Per group; each of them has partitions.
 MEMBERS = 2
-#: Records per second of each producer: enough that some are always in flight, few enough for two
-#: cores.
-PACE = 20
+#: Records per second of each producer: some are in flight while a server is absent, and two cores
+#: are enough.
+PACE = 10
 #: Between two reads of what all clients have reported.
 LOOK_SECONDS = 0.1
 #: Acknowledgements after which a producer counts as recovered.
-ANSWERS = 20
+ANSWERS = 10
 #: For JVMs that start concurrently on few cores that other processes use as well.
 START_SECONDS = 480.0
 #: Recovery of the slowest client after a fault: twice the session timeout of a member that a long

@@ -29,7 +29,14 @@ SESSION_SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+#: In `make slow` only: `tests/legacy_clients/runs/test_pairs.py` has groups of this client.
+SLOW = frozenset({"confluent-kafka"})
+
+
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CLIENTS],
+)
 def test_group_reads_each_record_once_across_leaves_kills_and_gateway_restarts(
     client: str, tmp_path: Path
 ) -> None:

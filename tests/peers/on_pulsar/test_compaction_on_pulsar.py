@@ -142,10 +142,11 @@ def last_values(records):
     return {key: value for key, value, _ in records}
 
 
-def test_compacted_topic_stays_small_in_pulsar_and_keeps_last_values(pulsar, tmp_path):
+@pytest.mark.parametrize("starts", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_compacted_topic_stays_small_in_pulsar_and_keeps_last_values(pulsar, tmp_path, starts):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    for number in range(3):
+    for number in range(starts):
         folder = tmp_path / str(number)
         folder.mkdir()
         with gateway_on(settings, folder, *FREQUENT_CLEANING) as running:
@@ -161,10 +162,13 @@ def test_compacted_topic_stays_small_in_pulsar_and_keeps_last_values(pulsar, tmp
             assert not [line for line in running.lines() if "ERROR" in line or "Traceback" in line]
 
 
-def test_repeated_kills_during_compaction_lose_no_last_value(pulsar, tmp_path):
+@pytest.mark.parametrize(
+    "pauses", [(0.2, 1.0, 0.0), pytest.param((0.2, 1.0, 0.5, 1.7, 0.0), marks=pytest.mark.slow)]
+)
+def test_repeated_kills_during_compaction_lose_no_last_value(pulsar, tmp_path, pauses):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
-    for number, seconds in enumerate((0.2, 1.0, 0.5, 1.7, 0.0)):
+    for number, seconds in enumerate(pauses):
         folder = tmp_path / str(number)
         folder.mkdir()
         with gateway_on(settings, folder, *FREQUENT_CLEANING) as running:

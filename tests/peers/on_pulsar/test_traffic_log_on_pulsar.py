@@ -64,7 +64,9 @@ def in_topic(
         consumer.close()
 
 
-@pytest.mark.parametrize("entry_format", ["mixed_kafka", "pulsar"])
+@pytest.mark.parametrize(
+    "entry_format", ["mixed_kafka", pytest.param("pulsar", marks=pytest.mark.slow)]
+)
 def test_traffic_topic_has_the_rows_of_the_files_of_all_gateways(
     settings: Any, tmp_path: Path, entry_format: str
 ) -> None:

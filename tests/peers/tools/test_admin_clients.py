@@ -82,13 +82,13 @@ def assert_same_output(ours: CommandOutput, theirs: CommandOutput) -> None:
     assert ours.code == 0, ours.errors
 
 
-@pytest.mark.parametrize("clients", ["0.11.0.3", "2.8.2"])
+@pytest.mark.parametrize("clients", ["0.11.0.3", pytest.param("2.8.2", marks=pytest.mark.slow)])
 def test_old_java_admin_client_gets_same_results(sides: ComparedBrokers, clients: str) -> None:
     ours, theirs = sides.run(argv_or_skip(lambda: java("OldAdmin.java", clients)))
     assert_same_output(ours, theirs)
 
 
-@pytest.mark.parametrize("clients", ["3.9.2", "4.4.0"])
+@pytest.mark.parametrize("clients", [pytest.param("3.9.2", marks=pytest.mark.slow), "4.4.0"])
 def test_new_java_admin_client_gets_same_results(sides: ComparedBrokers, clients: str) -> None:
     ours, theirs = sides.run(argv_or_skip(lambda: java("NewAdmin.java", clients)))
     assert_same_output(ours, theirs)

@@ -11,7 +11,7 @@ import pytest
 
 from reports.page.report_page import page
 from tests.reports.page import sample_report
-from tests.reports.page.browser import CUT, MEDIA, SCREEN, TELEPHONE
+from tests.reports.page.browser import CUT, MEDIA, TELEPHONE
 
 pytestmark = pytest.mark.peer
 
@@ -48,40 +48,32 @@ def made(request, tmp_path):
     return file
 
 
-def test_page_requests_nothing_and_logs_no_errors(chromium, made):
-    chromium.open(made, SCREEN)
-    assert (chromium.requested, chromium.said) == ([made.as_uri()], [])
-
-
 @pytest.mark.parametrize("medium", MEDIA)
-def test_nothing_is_cut_off_on_the_right(chromium, made, medium):
+def test_page_is_complete_and_readable_in_each_medium(chromium, made, tmp_path, medium):
+    """All in one test, because opening a page takes most of the time."""
     chromium.open(made, MEDIA[medium], medium=medium)
+    assert (chromium.requested, chromium.said) == ([made.as_uri()], [])
     assert (
         chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth")
         == MEDIA[medium]
-    )
+    ), "something is cut off on the right"
     assert chromium.evaluate(CUT) == []
+    if medium != "print":
+        assert chromium.evaluate(SMALLEST) >= 12
+        assert chromium.evaluate(COVERED) == []
+    if medium == "telephone":
+        check_screenshot(chromium, tmp_path / "telephone.png")
+    if medium == "screen":
+        sheets = chromium.printed()
+        assert sheets.startswith(b"%PDF")
+        assert len(re.findall(rb"/Type\s*/Page\b", sheets)) >= 2
 
 
-@pytest.mark.parametrize("medium", ["telephone", "screen"])
-def test_all_text_is_readable(chromium, made, medium):
-    chromium.open(made, MEDIA[medium], medium=medium)
-    assert chromium.evaluate(SMALLEST) >= 12
-    assert chromium.evaluate(COVERED) == []
-
-
-def test_screenshot_is_as_wide_as_the_window(chromium, made, tmp_path):
-    chromium.open(made, TELEPHONE, medium="telephone")
-    chromium.picture(tmp_path / "telephone.png")
-    head = (tmp_path / "telephone.png").read_bytes()[:24]
+def check_screenshot(chromium, file):
+    """It is as wide as the window."""
+    chromium.picture(file)
+    head = file.read_bytes()[:24]
     assert (head[:8], struct.unpack(">I", head[16:20])) == (b"\x89PNG\r\n\x1a\n", (TELEPHONE,))
-
-
-def test_page_can_be_printed(chromium, made):
-    chromium.open(made, SCREEN)
-    sheets = chromium.printed()
-    assert sheets.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", sheets)) >= 2
 
 
 def test_browser_fixture_detects_and_blocks_requests(chromium, tmp_path):
