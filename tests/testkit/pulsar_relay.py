@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from storage.pulsar.settings import PulsarSettings
 
 #: Values of BaseCommand.Type in PulsarApi.proto.
-SEND, SEND_RECEIPT, CLOSE_PRODUCER, PRODUCER_SUCCESS = 6, 7, 15, 17
+SEND, SEND_RECEIPT, CLOSE_PRODUCER, PRODUCER_SUCCESS, GET_LAST_MESSAGE_ID = 6, 7, 15, 17, 29
 CHUNK_BYTES = 1 << 16
 
 SocketPair = tuple[socket.socket, socket.socket]
@@ -144,12 +144,13 @@ class Relay:
 
 class BrokerRelay(Relay):
     """A relay for Pulsar's binary protocol that drops commands of the types `lost`, in both
-    directions.
+    directions. Commands of the types `fatal` close their connection.
     """
 
     def __init__(self, service_url: str) -> None:
         super().__init__(service_url)
         self.lost: frozenset[int] = frozenset()
+        self.fatal: frozenset[int] = frozenset()
         self._opened: list[bytes] = []
         self._theirs, self._ours = service_url.encode(), self.url.encode()
         # Addresses are replaced in length-prefixed fields, so both need the same length. The ports
@@ -184,6 +185,8 @@ class BrokerRelay(Relay):
         with source.makefile("rb") as stream:
             while len(head := stream.read(4)) == 4:
                 frame = stream.read(struct.unpack(">I", head)[0])
+                if frame[5] in self.fatal:
+                    return
                 if frame[5] not in self.lost and self.is_forwarding(source):
                     yield head + frame
 

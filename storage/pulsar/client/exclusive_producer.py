@@ -49,21 +49,19 @@ class InFlightLimit:
         A single message is always accepted if nothing else is in flight.
         """
         limit_bytes, limit_operations = self._limits
-        is_full = (
-            self.reserved_bytes + size > limit_bytes or self.reserved_operations >= limit_operations
-        )
-        if is_full and self.reserved_operations:
+        reserved, operations = self.reserved_bytes + size, self.reserved_operations
+        if operations and (reserved > limit_bytes or operations >= limit_operations):
             raise StorageFailed(
-                f"{self.reserved_bytes} bytes in {self.reserved_operations} messages are already "
-                "waiting for Pulsar "
-                f"(queue_bytes={limit_bytes}, queue_operations={limit_operations}): retry later"
+                f"{self.reserved_bytes} bytes in {operations} messages are already waiting for "
+                f"Pulsar (queue_bytes={limit_bytes}, queue_operations={limit_operations}): "
+                "retry later"
             )
-        self.reserved_bytes += size
-        self.reserved_operations += 1
+        self.reserved_bytes, self.reserved_operations = reserved, operations + 1
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, operations: int = 1) -> None:
+        """Release the space of this many messages, `size` bytes together."""
         self.reserved_bytes -= size
-        self.reserved_operations -= 1
+        self.reserved_operations -= operations
 
 
 class LogEnd(msgspec.Struct, frozen=True, gc=False):
@@ -160,10 +158,14 @@ class ExclusiveProducer:
         sent: InFlightMessage
         stored: list[InFlightMessage] = []
         failure: StorageError | None = None
-        in_flight = self._in_flight
+        in_flight, is_closed = self._in_flight, self.is_closed
+        released = operations = 0
         for sent, result, ledger_id, entry_id in responses:
-            self._release(sent)
-            if self.is_closed or failure:
+            if not sent.is_released:
+                sent.is_released = True
+                released += sent.cost
+                operations += 1
+            if is_closed or failure:
                 continue
             if result != OK:
                 failure = error_for_result(result_name(result))
@@ -173,6 +175,8 @@ class ExclusiveProducer:
                 in_flight.popleft()
                 sent.position = Position(ledger_id, entry_id)
                 stored.append(sent)
+        # The library no longer holds the payloads.
+        self._room.release(released, operations)
         if stored:
             self._on_stored(stored)
         if failure:

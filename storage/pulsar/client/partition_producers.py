@@ -22,8 +22,12 @@ Response = tuple[Any, int, int, int]
 """What was passed to `send`; the library's result (`OK`: stored), ledger id, entry id."""
 
 
+NAMELESS_RESULTS = {-1: "Retryable", 46: "Disconnected"}
+"""Results of the library (pulsar/Result.h) that the binding does not know."""
+
+
 def result_name(result: int) -> str:
-    name: str = _pulsar.Result(result).name
+    name: str = NAMELESS_RESULTS.get(result) or _pulsar.Result(result).name
     return name
 
 

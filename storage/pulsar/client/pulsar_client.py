@@ -8,6 +8,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from storage.pulsar.client.bulk_client import BulkClient, ResponseDispatcher
 from storage.pulsar.client.bulk_readers import BulkReader, SingleReader
 from storage.pulsar.client.client_log import client_logger
 from storage.pulsar.client.partition_producers import PartitionProducer, SingleProducer
+from storage.pulsar.client.unraised_results import check_created, has_message_available
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 
@@ -250,7 +252,7 @@ class PulsarClient:
 
         With 0 `pending_messages` the number of messages in flight is unlimited.
         """
-        return self._open_client().create_producer(
+        created = self._open_client().create_producer(
             topic,
             producer_name=name,
             # Without an initial sequence id, the library restarts its numbering when it reconnects
@@ -268,6 +270,8 @@ class PulsarClient:
             batching_max_publish_delay_ms=batch_delay_ms,
             compression_type=compression,
         )
+        check_created(created)
+        return created
 
     def partition_producer(self, topic: str) -> PartitionProducer:
         """Create the exclusive producer of a partition's topic; it fences the one before.
@@ -297,7 +301,7 @@ class PulsarClient:
         Blocks: call it within `run`. A `listener` gets the messages in the library's single
         listener thread and must not raise.
         """
-        return self._open_client().create_reader(
+        created = self._open_client().create_reader(
             topic,
             start,
             reader_listener=listener,
@@ -305,6 +309,9 @@ class PulsarClient:
             is_read_compacted=compacted,
             start_message_id_inclusive=True,
         )
+        check_created(created)
+        created.has_message_available = partial(has_message_available, created._reader)
+        return created
 
     def bulk_reader(self, topic: str, start: Position | None, queue: int) -> BulkReader:
         """Create a reader for many messages, which starts at the position or at the beginning.

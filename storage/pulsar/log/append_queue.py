@@ -80,6 +80,8 @@ class AppendQueue:
         self._settings = opened.client.settings
         self._in_flight_limit = in_flight_limit
         self._status = status
+        self._early = opened.client.settings.reserve_offsets // 2
+        """More offsets are reserved once fewer than this number are left."""
         self._on_stored = on_stored
         self._on_end = on_end
         self._producer = ExclusiveProducer(
@@ -101,7 +103,8 @@ class AppendQueue:
         """
         result: Completion[None]
         try:
-            self._status.check_open()
+            if self._status.end_reason is not None:
+                self._status.check_open()
             if self._reservation_error:
                 # The pending appends are being failed one by one. Until that is done the next
                 # offset is not known.
@@ -147,50 +150,65 @@ class AppendQueue:
 
     def _build_message(self, entries: Sequence[Entry]) -> InFlightMessage:
         """The message with these entries. Raises OffsetOutOfRange, EntryTooLarge."""
-        before = self.next
-        size, time = 0, -1
+        before, opened = self.next, self._opened
         expected = check_append(entries, before.offset)
+        size, time = 0, -1
         kept: list[Entry] = []
         for entry in entries:
             # Returns the same object if it is bytes.
             payload = bytes(entry.payload)
             kept.append(Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, payload))
             size += len(payload)
-            time = max(time, entry.max_timestamp)
+            if entry.max_timestamp > time:
+                time = entry.max_timestamp
         if len(kept) > 1:
             payload = pack_entries(kept)
-        largest = self._opened.client.message_bytes - MAX_MESSAGE_OVERHEAD
+        largest = opened.client.message_bytes - MAX_MESSAGE_OVERHEAD
         if len(payload) > largest:
             raise EntryTooLarge(
                 f"{len(payload)} bytes exceed the largest Pulsar message, {largest} bytes "
                 "(the brokers' maxMessageSize)"
             )
-        end = LogEnd(expected, before.bytes + size, max(time, before.greatest_timestamp))
+        greatest = before.greatest_timestamp
+        if time > greatest:
+            greatest = time
         header = Header(
             before.offset,
             expected - 1,
             time,
             before.bytes,
-            self._opened.leader_epoch,
-            end.greatest_timestamp,
+            opened.leader_epoch,
+            greatest,
             len(kept),
-            self._opened.opening,
+            opened.opening,
         )
         return InFlightMessage(
-            header, kept, payload, header.properties(self._opened.entry_format), end
+            header,
+            kept,
+            payload,
+            header.properties(opened.entry_format),
+            LogEnd(expected, before.bytes + size, greatest),
         )
 
     def _enqueue(self, sent: InFlightMessage) -> None:
         self._in_flight_limit.reserve(sent.cost)
-        self.next = sent.end
+        self.next = end = sent.end
+        if (
+            self.has_stored_epoch
+            and not self._pending
+            and end.offset + self._early <= self._partition.row.reserved
+        ):
+            # The common case of the branches below.
+            self._sent_end = end
+            self._producer.send(sent)
+            return
         if self._pending or not self.has_stored_epoch or not self._is_reserved(sent.end.offset):
             self._pending.append(sent)
         else:
             self._send_now(sent)
         # Reserve early, so that only the first append waits for it.
         if self._row_update is None and (
-            self._pending
-            or not self._is_reserved(sent.end.offset + self._settings.reserve_offsets // 2)
+            self._pending or not self._is_reserved(sent.end.offset + self._early)
         ):
             self._start_row_update(self._reserve())
 

@@ -93,15 +93,27 @@ class OffsetIndex:
 
     def appended(self, header: Header, position: Position) -> None:
         """Add the partition's newest message, which has been acknowledged."""
-        base, time = header.base_offset, header.max_timestamp
-        if (
-            base == self._known_until
-            and self._bytes
-            and 0 <= header.bytes_before - self._bytes[-1] < self._spacing
-        ):
-            # The common case of the branch below: one more message in a segment known to its end.
+        base, time, bytes_before = header.base_offset, header.max_timestamp, header.bytes_before
+        # First the common cases of the last branch: one more message in a segment known to its end,
+        # and the first message of the next segment.
+        distance = (
+            bytes_before - self._bytes[-1] if base == self._known_until and self._bytes else -1
+        )
+        if 0 <= distance < self._spacing:
             if time > self._greatest[-1]:
                 self._greatest[-1] = time
+            self._known_until = header.last_offset + 1
+        elif (
+            distance > 0
+            and self._offsets[-1] < base <= header.last_offset
+            and len(self._offsets) < self._limit
+        ):
+            self._offsets.append(base)
+            self._ledgers.append(position[0])
+            self._entries.append(position[1])
+            self._bytes.append(bytes_before)
+            self._times.append(header.greatest_timestamp)
+            self._greatest.append(time)
             self._known_until = header.last_offset + 1
         elif (
             not self._insert(header, position, is_required=base > self._known_until)

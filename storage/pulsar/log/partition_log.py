@@ -95,12 +95,14 @@ class PulsarLog:
 
         In this order, watchers and callers see the whole burst.
         """
+        appended, add, resident = self._reader.appended, self._tail.add, self._resident
         for sent in messages:
-            self._end = sent.end
-            self._reader.appended(sent.header, sent.position)
+            appended(sent.header, sent.position)
             for entry in sent.entries:
-                self._tail.add(self._resident, entry)
-        self.status.notify()
+                add(resident, entry)
+        self._end = messages[-1].end
+        if self.status.watchers:
+            self.status.notify()
         for sent in messages:
             sent.callback(None)
 

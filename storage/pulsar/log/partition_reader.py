@@ -48,7 +48,7 @@ class PartitionReader:
         self._source = ReaderSource(client, topic)
         self._index = OffsetIndex(settings.index_marks)
         self._message_search = MessageSearch(self._source, admin, self._index)
-        self._newest: IndexEntry | None = None
+        self._newest: tuple[Header, Position] | None = None
         self._first_search: Deferred[StoredMessage | None] | None = None
 
     def add_epoch(self, leader_epoch: int, first_offset: int, opening: int = 0) -> None:
@@ -64,7 +64,7 @@ class PartitionReader:
     def appended(self, header: Header, position: Position) -> None:
         """Add an acknowledged message, the newest of the partition."""
         self._index.appended(header, position)
-        self._newest = index_entry(header, position)
+        self._newest = header, position
 
     def search_first(self) -> None:
         """Begin the search of the next `first`, beside other calls."""
@@ -93,8 +93,8 @@ class PartitionReader:
         stored = await self._message_search.last(before)
         if stored:
             self._index.found(stored.header, stored.position)
-            if before is None and (self._newest is None or self._newest.position < stored.position):
-                self._newest = index_entry(stored.header, stored.position)
+            if before is None and (self._newest is None or self._newest[1] < stored.position):
+                self._newest = stored.header, stored.position
         return stored
 
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]:
@@ -172,7 +172,7 @@ class PartitionReader:
 
         Returns None if no message has a timestamp.
         """
-        newest = self._newest or await self._newest_index_entry()
+        newest = await self._newest_index_entry()
         if newest is None or newest.greatest_timestamp < 0:
             return None
         found = await self._first_reaching(newest.greatest_timestamp, end_offset)
@@ -342,4 +342,4 @@ class PartitionReader:
     async def _newest_index_entry(self) -> IndexEntry | None:
         if self._newest is None:
             await self.last()
-        return self._newest
+        return index_entry(*self._newest) if self._newest else None

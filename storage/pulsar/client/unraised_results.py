@@ -1,0 +1,44 @@
+"""Errors of the client library that its binding does not raise.
+
+The binding has no exception for a lost connection (ResultDisconnected) and for ResultRetryable. A
+blocking call that fails with one of these returns an empty value instead, as if it had succeeded:
+
+- `create_producer` and `create_reader` return an object without a topic. `last_sequence_id` of such
+  a producer ends the process with SIGSEGV.
+- `has_message_available` returns False, which means that the end of the topic was reached.
+
+`read_next`, `send` and `flush` do not fail with these results. Callbacks get all results.
+"""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import Any
+
+import pulsar
+
+from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.partition_producers import OK, error_of
+
+
+def check_created(handle: Any) -> None:
+    """Check that the library created this producer or reader. Raises pulsar.NotConnected."""
+    if not handle.topic():
+        raise pulsar.NotConnected(
+            "Pulsar error: the connection was lost, or the client closed, during the request"
+        )
+
+
+def has_message_available(reader: Any) -> bool:
+    """As `pulsar.Reader.has_message_available`, for the binding's reader. Raises every error."""
+    answers: SimpleQueue[tuple[Any, bool]] = SimpleQueue()
+
+    def answer(result: Any, is_available: bool) -> None:
+        keep_thread_state()
+        answers.put((result, is_available))
+
+    reader.has_message_available_async(answer)
+    result, is_available = answers.get()
+    if result.value != OK:
+        raise error_of(result.value)
+    return is_available

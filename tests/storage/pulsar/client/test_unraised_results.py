@@ -1,0 +1,79 @@
+"""A lost connection is an error, never an empty producer, reader or topic."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pulsar as library
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+
+from storage.log import StorageFailed
+from storage.pulsar.client.partition_producers import error_of
+from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.settings import PulsarSettings
+from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
+from tests.testkit.pulsar_relay import GET_LAST_MESSAGE_ID, PulsarRelays
+
+TOPIC = "persistent://public/default/t"
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Accepts connections and never sends anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield listener
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda client: client.producer(TOPIC, library.ProducerAccessMode.Exclusive),
+        lambda client: client.partition_producer(TOPIC),
+        lambda client: client.reader(TOPIC, library.MessageId.earliest),
+        lambda client: client.bulk_reader(TOPIC, None, 1),
+    ],
+    ids=["producer", "partition producer", "reader", "bulk reader"],
+)
+@ensureDeferred
+async def test_creation_fails_if_the_client_is_closed_meanwhile(
+    silent: socket.socket, kind: str, create: Callable[[PulsarClient], Any]
+) -> None:
+    address = "{}:{}".format(*silent.getsockname())
+    settings = PulsarSettings(
+        f"pulsar://{address}", f"http://{address}", operation_timeout_seconds=3600
+    )
+    client = PulsarClient(settings, reactor)
+    await client.open()
+    created = client.run(lambda: create(client))
+    connection, _ = silent.accept()
+    with connection:
+        await client.close()
+        with pytest.raises(StorageFailed, match="connect"):
+            await created
+
+
+@pytest.mark.peer
+@ensureDeferred
+async def test_lost_connection_is_not_the_end_of_the_topic(
+    reading_settings: PulsarSettings, partition: PartitionTopic, kind: str
+) -> None:
+    with PulsarRelays(reading_settings) as relays:
+        side = ReadingStack(relays.settings, reactor)
+        await side.client.open()
+        reader = await side.client.run(lambda: side.client.bulk_reader(partition.topic, None, 1))
+        relays.broker.fatal = frozenset({GET_LAST_MESSAGE_ID})
+        with pytest.raises(StorageFailed, match="Disconnected"):
+            await side.client.run(reader.has_message_available)
+        relays.broker.fatal = frozenset()
+        assert not await side.client.run(reader.has_message_available)
+        await side.close()
+
+
+@pytest.mark.parametrize(("result", "name"), [(46, "Disconnected"), (-1, "Retryable")])
+def test_results_unknown_to_the_binding_have_names(result: int, name: str) -> None:
+    assert name in str(error_of(result))
