@@ -328,8 +328,8 @@ class Dispatch(DispatchState):
                 finally:
                     del refusal
                 return
-            if isinstance(work, DelayedReply):
-                # The common case of Produce.
+            if type(work) is not CoroutineType:
+                # The common case of Produce and Fetch: there was nothing to await.
                 self._served(request, work)
                 return
         request.cancel = start(
