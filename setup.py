@@ -28,6 +28,7 @@ setup(
                 "gateway/protocol/wire/_dispatch.pxi",
                 "gateway/protocol/wire/_produce.pxi",
                 "gateway/protocol/wire/_fetch.pxi",
+                "gateway/protocol/wire/_repeated.pxi",
             ],
             include_dirs=["records"],
             extra_compile_args=["-O3"],

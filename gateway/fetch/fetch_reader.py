@@ -83,13 +83,15 @@ class FetchReader:
 
     __slots__ = (
         "_aborted_transactions",
+        "_begun",
         "_broker",
         "_budget",
         "_caller",
         "_magic",
         "_max_reply_bytes",
         "_request",
-        "_slices",
+        "_unused",
+        "slices",
     )
 
     def __init__(
@@ -98,40 +100,75 @@ class FetchReader:
         self._caller = caller
         self._broker = caller.broker
         self._request = request
-        self._slices = slices
+        self.slices = slices
         #: Format of the consumer: 0, 1, or 2 with or without zstd.
         self._magic = _v2_variant(request.version) if magic is None else magic
         self._max_reply_bytes = 0
         #: Conversion budget of this pass; None until the first conversion.
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
+        #: What `read_at_once` has read when it returned None: rows, and entries for none of them.
+        self._begun: FetchPass | None = None
+        self._unused: tuple[CachedPartition, list[Entry]] | None = None
+
+    def read_at_once(self, partitions: list[CachedPartition]) -> FetchPass | None:
+        """As `read`, if nothing has to be awaited and no row has an error.
+
+        Otherwise returns None, and the next `read` continues.
+        """
+        if self._magic < V2_WITHOUT_ZSTD:
+            return None
+        result = self._begin()
+        self._begun = result
+        try:
+            for cached in partitions:
+                fetched = self._read_one_at_once(cached, result.size)
+                if fetched is None:
+                    return None
+                result.rows[cached] = fetched
+                result.size += compiled.total(fetched.records)
+        except KafkaError:
+            # `read` finds the same error.
+            return None
+        finally:
+            self._broker.outgoing.release(self._max_reply_bytes)
+        self._begun = None
+        return result
 
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """Read the partitions in this order. Errors are returned in their rows."""
-        outgoing = self._broker.outgoing
+        result = self._begin()
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            result.rows, result.size = begun.rows, begun.size
+        try:
+            return await self._read(result, partitions)
+        finally:
+            self._broker.outgoing.release(self._max_reply_bytes)
+
+    def _begin(self) -> FetchPass:
+        """Reserve memory for the records of a pass."""
         wanted = min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
         if self._caller.usage is not None:
             wanted = min(wanted, self._caller.usage.max_fetch_bytes)
-        self._max_reply_bytes = outgoing.reserve(wanted)
+        self._max_reply_bytes = self._broker.outgoing.reserve(wanted)
         self._budget = None
-        try:
-            return await self._read(partitions)
-        finally:
-            outgoing.release(self._max_reply_bytes)
+        return FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
 
-    async def _read(self, partitions: list[CachedPartition]) -> FetchPass:
-        result = FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
+    async def _read(self, result: FetchPass, partitions: list[CachedPartition]) -> FetchPass:
         for cached in partitions:
             if cached.partition is None and self._caller.may_use_topic(
                 AclOperation.READ, cached.key[0]
             ):
                 # Open all closed partitions concurrently.
                 self._broker.topics.prefetch(*cached.key)
-                await self._slices.take(PARTITION_OPEN_ROWS)
+                await self.slices.take(PARTITION_OPEN_ROWS)
         order = self._order(partitions)
         for cached in order:
-            if self._slices.count():
-                await self._slices.pause()
+            if cached in result.rows:
+                continue
+            if self.slices.count():
+                await self.slices.pause()
             try:
                 fetched = await self._read_one(cached, result.size)
             except KafkaError as failure:
@@ -165,6 +202,32 @@ class FetchReader:
         first = self._broker.now() % len(partitions)
         return partitions[first:] + partitions[:first]
 
+    def _read_one_at_once(self, cached: CachedPartition, size: int) -> PartitionFetched | None:
+        topics, key = self._broker.topics, cached.key
+        if not self._caller.may_use_topic(AclOperation.READ, key[0]):
+            return None
+        partition = topics.get_open_partition(*key)
+        if partition is None:
+            return None
+        if cached.partition is not partition:
+            cached.attach(partition, topics.require(key[0]).topic.topic_id)
+        if self._diverging(cached, partition) is not None:
+            return None
+        records: list[Buffer] = []
+        limit = min(cached.requested.max_bytes, self._max_reply_bytes - size)
+        offset = cached.requested.fetch_offset
+        if offset < partition.log.end_offset and (limit > 0 or size == 0):
+            if partition.skip_empty(offset, self._magic) != offset:
+                return None
+            found, resident = self._read_memory(
+                partition, offset, max(limit, 0), at_least_one=size == 0
+            )
+            if resident or (not found and resident is None):
+                self._unused = None if resident is None else (cached, resident)
+                return None
+            records = found
+        return self._row(cached, partition, records)
+
     async def _read_one(self, cached: CachedPartition, size: int) -> PartitionFetched:
         self._caller.require_topic(AclOperation.READ, cached.key[0])
         topics, key = self._broker.topics, cached.key
@@ -174,34 +237,54 @@ class FetchReader:
             partition = await topics.partition(*key)
         if cached.partition is not partition:
             cached.attach(partition, topics.require(key[0]).topic.topic_id)
+        diverging = self._diverging(cached, partition)
+        records: list[Buffer] = []
+        limit = min(cached.requested.max_bytes, self._max_reply_bytes - size)
+        if (
+            diverging is None
+            and cached.requested.fetch_offset < partition.log.end_offset
+            and (limit > 0 or size == 0)
+        ):
+            records = await self._records(cached, partition, limit, is_first=size == 0)
+        return self._row(cached, partition, records, diverging)
+
+    def _diverging(self, cached: CachedPartition, partition: Partition) -> tuple[int, int] | None:
+        """Return where the log diverges from the consumer's, or None.
+
+        Raises KafkaError if there can be no records at the fetch offset.
+        """
         log, requested = partition.log, cached.requested
         cached.log_size = log.size
         if partition.is_closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         check_epoch(requested.current_leader_epoch, log.leader_epoch)
         offset = requested.fetch_offset
-        diverging = None
         if requested.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(requested.last_fetched_epoch)
             if epoch < 0:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             if epoch < requested.last_fetched_epoch or end < offset:
-                diverging = (epoch, end)
-        if diverging is None and not log.start_offset <= offset <= log.end_offset:
+                return epoch, end
+        if not log.start_offset <= offset <= log.end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        records: list[Buffer] = []
-        limit = min(requested.max_bytes, self._max_reply_bytes - size)
-        if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
-            records = await self._records(cached, partition, limit, is_first=size == 0)
+        return None
+
+    def _row(
+        self,
+        cached: CachedPartition,
+        partition: Partition,
+        records: list[Buffer],
+        diverging: tuple[int, int] | None = None,
+    ) -> PartitionFetched:
         # The high watermark and the last stable offset (LSO) are the log end offset: stored records
         # are visible at once, and there are no transactions.
-        end_offset = log.end_offset
+        end_offset = partition.log.end_offset
         return PartitionFetched(
-            requested.index,
+            cached.requested.index,
             0,
             end_offset,
             end_offset,
-            log.start_offset,
+            partition.log.start_offset,
             records,
             self._aborted_transactions,
             diverging,
@@ -220,25 +303,22 @@ class FetchReader:
         offset = partition.skip_empty(begin, self._magic)
         limit = size = max(limit, 0)
         resident: list[Entry] | None = []
-        if offset < partition.log.end_offset:
-            run = None
-            if self._magic >= V2_WITHOUT_ZSTD:
-                run = partition.read_run(offset, size, at_least_one=at_least_one)
-            if run is None:
-                resident = partition.read_resident(offset, size)
-            elif self._is_as_stored(run, offset, limit):
-                self._count_read(len(run.payload), run.count)
-                return [run.payload]
-            else:
-                resident = run.entries()
+        unused, self._unused = self._unused, None
+        if unused is not None and unused[0] is cached:
+            resident = unused[1]
+        elif offset < partition.log.end_offset:
+            found, resident = self._read_memory(partition, offset, size, at_least_one=at_least_one)
+            if found:
+                return found
         for _ in range(MAX_EMPTY_READS):
             entries = resident
             if entries is None:
                 entries = await partition.read(offset, size)
-            self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
-            as_stored = self._as_stored(entries, offset, limit)
-            if as_stored:
-                return as_stored
+            if entries is not resident:
+                self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
+                as_stored = self._as_stored(entries, offset, limit)
+                if as_stored:
+                    return as_stored
             records, offset = await self._select_records(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -253,10 +333,33 @@ class FetchReader:
             partition.mark_empty(begin, offset, self._magic)
         return []
 
+    def _read_memory(
+        self, partition: Partition, offset: int, limit: int, *, at_least_one: bool
+    ) -> tuple[list[Buffer], list[Entry] | None]:
+        """Read what is in memory.
+
+        Returns the records as they are stored, if the consumer can read them, and then no entries;
+        otherwise the entries, which may be none, or None if they are not in memory.
+        """
+        run = None
+        if self._magic >= V2_WITHOUT_ZSTD:
+            run = partition.read_run(offset, limit, at_least_one=at_least_one)
+        if run is None:
+            entries = partition.read_resident(offset, limit)
+            if entries is None:
+                return [], None
+            self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
+            as_stored = self._as_stored(entries, offset, limit)
+            return as_stored, [] if as_stored else entries
+        self._count_read(len(run.payload), run.count)
+        if self._is_as_stored(run, offset, limit):
+            return [run.payload], []
+        return [], run.entries()
+
     def _count_read(self, size: int, count: int) -> None:
         """Count what was read, which may be more than is returned."""
         # Stores read from memory in this thread.
-        self._slices.count(size // BYTES_PER_ROW + count // ENTRIES_PER_ROW)
+        self.slices.count(size // BYTES_PER_ROW + count // ENTRIES_PER_ROW)
 
     def _is_as_stored(self, run: EntryRun, offset: int, limit: int) -> bool:
         """As `_as_stored`."""

@@ -170,12 +170,13 @@ class FetchSessions:
     def get(self, session_id: int, now: int) -> FetchSession | None:
         """Return the session and mark it as used at `now` (ms)."""
         found = self._sessions.get(session_id)
-        if found is not None and self._is_expired(found, now):
+        if found is None:
+            return None
+        if self._is_expired(found, now):
             self.remove(session_id)
             return None
-        if found is not None:
-            found.last_used = now
-            self._sessions.move_to_end(session_id)
+        found.last_used = now
+        self._sessions.move_to_end(session_id)
         return found
 
     def create(self, now: int) -> FetchSession:
@@ -208,6 +209,9 @@ class FetchSessions:
         Returns False and removes the session if it exceeds the limit per session or in total.
         """
         size = len(session.partitions)
+        if size == session.counted_partitions:
+            # The common case. The limits hold for those that are counted.
+            return True
         self.partition_count += size - session.counted_partitions
         session.counted_partitions = size
         if size <= self.max_partitions:

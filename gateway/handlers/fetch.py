@@ -43,28 +43,68 @@ from gateway.protocol.wire.fetch_codec import (
 )
 from gateway.security.quota_usage import RequestUsage
 
+#: Most partitions of a request, and of its session before it, that are read without a pause, 0.3
+#: ms each.
+MAX_READ_AT_ONCE = 4
+
+#: A handler returns the response, or a coroutine if something has to be awaited before.
+FetchReply = FetchResponse | Coroutine[Any, Any, FetchResponse]
+
+TopicRows = dict[str | bytes, list[PartitionFetched]]
+
 
 @serves(ApiKey.FETCH, 4, 18)
-def fetch(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
+def fetch(request: FetchRequest, caller: Caller) -> FetchReply:
     """Return records in format 2; zstd only from v10 on (`FetchReader`)."""
     return fetch_records(request, caller, magic=None)
 
 
-async def fetch_records(
-    request: FetchRequest, caller: Caller, *, magic: int | None
-) -> FetchResponse:
+def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -> FetchReply:
     """Return records in message format `magic` (0 or 1) or lower; None is format 2."""
     try:
         current = _find_session(request, caller)
     except KafkaError as failure:
-        refused = FetchResponse((), error_code=failure.code)
-        caller.traffic.fetched(request, refused)
-        return refused
-    slices = TimeSlices(caller.broker.clock)
+        return _refused(request, caller, failure)
+    reader = FetchReader(caller, request, magic, TimeSlices(caller.broker.clock))
+    reading = None
     try:
-        await _update_session(current, request, caller, slices)
-        reader = FetchReader(caller, request, magic, slices)
-        reading = await reader.read(list(current.pending))
+        if _is_small(current, request) and caller.usage is None:
+            # The common case: the next records of a few partitions are in memory.
+            for wanted_topic in request.topics:
+                for wanted in wanted_topic.partitions:
+                    current.update((wanted_topic.topic, wanted.index), wanted)
+            _check_room(current, request, caller)
+            reading = reader.read_at_once(list(current.pending))
+        if reading is None or not _is_sufficient(reading, request):
+            return _fetch(current, request, caller, reader, reading)
+        rows: TopicRows = {}
+        for cached, row in reading.rows.items():
+            _add_row(rows, current, cached, row, is_full=_is_full(request))
+        reply = FetchResponse(list(rows.items()), session_id=current.session_id)
+        caller.traffic.fetched(request, reply)
+    except KafkaError as failure:
+        reply = _refused(request, caller, failure)
+    except BaseException:
+        _release(current)
+        raise
+    _release(current)
+    return reply
+
+
+async def _fetch(
+    current: FetchSession,
+    request: FetchRequest,
+    caller: Caller,
+    reader: FetchReader,
+    reading: FetchPass | None,
+) -> FetchResponse:
+    """Return the response. `reading` is the first pass if the partitions have been read already."""
+    slices = reader.slices
+    try:
+        if reading is None:
+            await _update_session(current, request, slices)
+            _check_room(current, request, caller)
+            reading = await reader.read(list(current.pending))
         if (
             current.partitions
             and not _is_sufficient(reading, request)
@@ -81,26 +121,49 @@ async def fetch_records(
             _reply_bytes(reading, request, caller.usage)
         ):
             return _throttled_response(current, reading, request, caller, caller.usage.throttle_ms)
-        reply = await _response(
-            current,
-            reading,
-            slices,
-            caller,
-            is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH),
-        )
+        reply = await _response(current, reading, slices, caller, is_full=_is_full(request))
         caller.traffic.fetched(request, reply)
         if len(reading.rows) <= SLICE_ROWS:
             return reply
         made: FetchResponse = await encode_if_large(reply, slices, caller, write_fetch_response)
         return made
     except KafkaError as failure:
-        refused = FetchResponse((), error_code=failure.code)
-        caller.traffic.fetched(request, refused)
-        return refused
+        return _refused(request, caller, failure)
     finally:
-        current.is_in_use = False
-        if current.session_id == NO_SESSION or current.is_closed:
-            current.close()
+        _release(current)
+
+
+def _refused(request: FetchRequest, caller: Caller, failure: KafkaError) -> FetchResponse:
+    refused = FetchResponse((), error_code=failure.code)
+    caller.traffic.fetched(request, refused)
+    return refused
+
+
+def _release(current: FetchSession) -> None:
+    """The request no longer uses its session."""
+    current.is_in_use = False
+    if current.session_id == NO_SESSION or current.is_closed:
+        current.close()
+
+
+def _is_full(request: FetchRequest) -> bool:
+    """Whether the request and its response list all partitions."""
+    return request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+
+
+def _is_small(current: FetchSession, request: FetchRequest) -> bool:
+    """Whether so few partitions are to be read that no pause is due."""
+    topics = request.topics
+    if (
+        len(current.pending) > MAX_READ_AT_ONCE
+        or len(topics) > MAX_READ_AT_ONCE
+        or request.forgotten
+    ):
+        return False
+    count = 0
+    for wanted in topics:
+        count += len(wanted.partitions)
+    return count <= MAX_READ_AT_ONCE
 
 
 def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
@@ -108,13 +171,14 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
 
     Raises KafkaError if the session is unknown, in use or at another epoch.
     """
-    sessions, now = caller.broker.fetch_sessions, caller.broker.now()
+    sessions, now, principal = caller.broker.fetch_sessions, caller.broker.now(), caller.principal
     found = None
     if request.session_id != NO_SESSION:
         found = sessions.get(request.session_id, now)
-        if found is not None and found.owner != caller.principal:
+        # Comparing principals takes longer than comparing references.
+        if found is not None and found.owner is not principal and found.owner != principal:
             found = None
-    if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+    if _is_full(request):
         if found is not None:
             sessions.remove(request.session_id)
         is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
@@ -131,21 +195,15 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
         if found.uses_topic_ids != (request.version >= 13):
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         current = found
-    current.owner = caller.principal
+    current.owner = principal
     current.uses_topic_ids = request.version >= 13
     current.epoch = next_epoch(current.epoch)
     current.is_in_use = True
     return current
 
 
-async def _update_session(
-    current: FetchSession, request: FetchRequest, caller: Caller, slices: TimeSlices
-) -> None:
-    """Apply the request's partitions to its session.
-
-    Raises KafkaError(FETCH_SESSION_ID_NOT_FOUND) if the session cache has no space for them.
-    """
-    sessions = caller.broker.fetch_sessions
+async def _update_session(current: FetchSession, request: FetchRequest, slices: TimeSlices) -> None:
+    """Apply the request's partitions to its session."""
     for topic, indexes in request.forgotten:
         for index in indexes:
             current.forget((topic, index))
@@ -154,11 +212,20 @@ async def _update_session(
             current.update((wanted_topic.topic, wanted.index), wanted)
             if slices.count():
                 await slices.pause()
-    if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
-        if request.session_epoch != INITIAL_EPOCH:
-            # The client sends a full request next, which is then served without a session.
-            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        current.session_id = NO_SESSION
+
+
+def _check_room(current: FetchSession, request: FetchRequest, caller: Caller) -> None:
+    """Raises KafkaError(FETCH_SESSION_ID_NOT_FOUND) if the session cache has no space for the
+    session's partitions.
+    """
+    if current.session_id == NO_SESSION or caller.broker.fetch_sessions.has_room(
+        current, caller.broker.now()
+    ):
+        return
+    if request.session_epoch != INITIAL_EPOCH:
+        # The client sends a full request next, which is then served without a session.
+        raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    current.session_id = NO_SESSION
 
 
 def _drop_session_of_unknown(
@@ -243,7 +310,7 @@ def _reply_bytes(reading: FetchPass, request: FetchRequest, usage: RequestUsage)
     """
     if not usage.limits_fetched_bytes:
         return 0
-    is_full = request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+    is_full = _is_full(request)
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for cached, row in reading.rows.items():
         if is_full or _has_changed(cached, row):
@@ -277,28 +344,40 @@ async def _response(
 ) -> FetchResponse:
     """Return all rows; in an incremental response only those that changed."""
     leaders = [row.current_leader for row in reading.rows.values() if row.current_leader]
-    topics: dict[str | bytes, list[PartitionFetched]] = {}
+    topics: TopicRows = {}
     for cached, row in reading.rows.items():
         if slices.count():
             await slices.pause()
-        if is_full or _has_changed(cached, row):
-            topics.setdefault(cached.key[0], []).append(row)
-        cached.sent_high_watermark = row.high_watermark
-        cached.sent_start_offset = row.log_start_offset
-        if current.session_id == NO_SESSION:
-            continue
-        if row.records or row.error_code:
-            # Served partitions move to the end of the queue, so that one busy partition does not
-            # starve the others.
-            current.pending[cached] = None
-            current.pending.move_to_end(cached)
-        elif not cached.has_unread_records:
-            current.pending.pop(cached, None)
+        _add_row(topics, current, cached, row, is_full=is_full)
     return FetchResponse(
         list(topics.items()),
         session_id=current.session_id,
         node_endpoints=endpoints_of(leaders, caller) if leaders else (),
     )
+
+
+def _add_row(
+    topics: TopicRows,
+    current: FetchSession,
+    cached: CachedPartition,
+    row: PartitionFetched,
+    *,
+    is_full: bool,
+) -> None:
+    """Add a row to the response, unless it is incremental and the row has not changed."""
+    if is_full or _has_changed(cached, row):
+        topics.setdefault(cached.key[0], []).append(row)
+    cached.sent_high_watermark = row.high_watermark
+    cached.sent_start_offset = row.log_start_offset
+    if current.session_id == NO_SESSION:
+        return
+    if row.records or row.error_code:
+        # Served partitions move to the end of the queue, so that one busy partition does not
+        # starve the others.
+        current.pending[cached] = None
+        current.pending.move_to_end(cached)
+    elif not cached.has_unread_records:
+        current.pending.pop(cached, None)
 
 
 def _has_changed(cached: CachedPartition, row: PartitionFetched) -> bool:

@@ -15,7 +15,7 @@ The module is long because queuing, starting, answering and sending change the s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from struct import Struct
 from types import CoroutineType
@@ -78,6 +78,9 @@ MAX_BUFFERED_REPLY_BYTES = 256 << 10
 #: turn is always finished.
 MAX_REQUESTS_PER_TURN = 100
 MAX_TURN_SECONDS = 0.005
+
+#: What compiled code needs for a Fetch like the last one.
+_REPEATED = compiled.repeated_work(decode, InFlightRequest, LARGE_BODY_BYTES)
 
 #: Largest request header that a connection keeps to compare the next one with it.
 MAX_KEPT_HEADER_BYTES = 1024
@@ -328,10 +331,14 @@ class Dispatch(DispatchState):
                 finally:
                     del refusal
                 return
-            if isinstance(work, DelayedReply):
-                # The common case of Produce.
+            if type(work) is not CoroutineType:
+                # The common case of Produce and Fetch: there was nothing to await.
                 self._served(request, work)
                 return
+        self._run(request, work)
+
+    def _run(self, request: InFlightRequest, work: Coroutine[Any, Any, Any]) -> None:
+        """Run the coroutine of a request's handler."""
         request.cancel = start(
             work,
             partial(self._served, request),
@@ -411,19 +418,30 @@ class Dispatch(DispatchState):
         if route.at_once is not None and session.scope is None:
             served = route.at_once(frame, header.body, caller)
             if served is not None:
-                if (
-                    caller is self._last_caller
-                    and route.plain is not None
-                    and header.body <= MAX_KEPT_HEADER_BYTES
-                ):
-                    encoded = bytes(memoryview(frame)[: header.body])
-                    self._plain_context = compiled.plain_context(
-                        encoded, header, route, caller, self._is_recorded, route.plain
-                    )
+                if route.plain is not None:
+                    self._keep_header(frame, header, route, caller, route.plain)
                 return served
+        if route.api_key is ApiKey.FETCH:
+            known = self._plain_context
+            if known is None or known.caller is not caller:
+                self._keep_header(frame, header, route, caller, _REPEATED)
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)
         return _decode_elsewhere(route, frame, header, session.scope, caller)
+
+    def _keep_header(
+        self, frame: bytearray, header: RequestHeader, route: Route, caller: Caller, work: Any
+    ) -> None:
+        """Let compiled code serve the next requests with the header of this one."""
+        if (
+            caller is self._last_caller
+            and work is not None
+            and header.body <= MAX_KEPT_HEADER_BYTES
+        ):
+            encoded = bytes(memoryview(frame)[: header.body])
+            self._plain_context = compiled.plain_context(
+                encoded, header, route, caller, self._is_recorded, work
+            )
 
     def _caller(self, header: RequestHeader, request: InFlightRequest) -> Caller:
         """Return the context of a request; that of the last request if it is the same."""

@@ -62,7 +62,8 @@ class EncodedReply(msgspec.Struct, frozen=True, gc=False):
     errors: Mapping[int, int] | None = None
 
 
-#: A handler returns the reply, or None for no reply (Produce with acks=0).
+#: A handler returns the reply, or None for no reply (Produce with acks=0), as a coroutine if it has
+#: anything to await.
 Handler = Callable[[Any, "Caller"], Awaitable[Any]]
 
 #: Returns the reply that has this error for each item of the request.

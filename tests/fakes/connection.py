@@ -105,6 +105,7 @@ class MemoryClient:
         broker = broker or SimpleNamespace(
             settings=self.settings,
             clock=self.clock,
+            now=lambda: 0,
             deadlines=CoarseClock(self.clock),
             run_for=Threads().run_for,
             audit=NO_AUDIT_LOG,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.old_requests import committed_at, offsets_before
 from gateway.coroutines import TimeSlices
-from gateway.handlers.fetch import fetch_records
+from gateway.handlers.fetch import FetchReply, fetch_records
 from gateway.handlers.groups.offset_commit import commit_offsets
 from gateway.handlers.list_offsets import find_offset
 from gateway.handlers.metadata import metadata_response
@@ -19,18 +18,18 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import PARTITION_OPEN_ROWS, encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
+from gateway.protocol.wire.fetch_codec import FetchRequest
 from gateway.security.acls import AclOperation
 
 
 @serves(ApiKey.FETCH, 0, 1)
-def fetch_format_0(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
+def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchReply:
     """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: message sets of format 0."""
     return fetch_records(request, caller, magic=0)
 
 
 @serves(ApiKey.FETCH, 2, 3)
-def fetch_format_1(request: FetchRequest, caller: Caller) -> Coroutine[Any, Any, FetchResponse]:
+def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchReply:
     """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: message sets up to format 1.
 
     v3 adds max_bytes (KIP-74).

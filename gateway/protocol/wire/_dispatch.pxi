@@ -129,7 +129,9 @@ cdef class PlainContext:
 
     cdef readonly bytes encoded
     cdef readonly object header, route, caller
+    # Of Produce or of Fetch; the other one is None.
     cdef PlainWork work
+    cdef RepeatedWork repeated
     cdef SessionState session
     cdef object broker, quotas, topics, refused, seconds, now, may_serve
     cdef int version
@@ -141,15 +143,18 @@ cdef class PlainContext:
     cdef object topic
     cdef dict states
 
-    def __init__(
-        self, bytes encoded not None, header, route, caller, bint is_recorded, PlainWork work
-    ):
+    def __init__(self, bytes encoded not None, header, route, caller, bint is_recorded, work):
         broker = caller.broker
         self.encoded, self.header, self.route, self.caller = encoded, header, route, caller
-        self.work, self.is_recorded, self.session = work, is_recorded, caller.session
+        self.is_recorded, self.session = is_recorded, caller.session
         self.version = caller.api_version
-        self.broker, self.quotas, self.topics = broker, broker.client_quotas, broker.topics
-        self.refused = self.topics.refused_batches.refused
+        self.broker, self.quotas = broker, broker.client_quotas
+        if isinstance(work, RepeatedWork):
+            self.repeated = work
+        else:
+            self.work = <PlainWork?>work
+            self.topics = broker.topics
+            self.refused = self.topics.refused_batches.refused
         self.seconds, self.now = broker.clock.seconds, broker.now
         self.most_bytes = broker.settings.socket_request_max_bytes
 
@@ -217,6 +222,8 @@ cdef class DispatchState:
         cdef PlainContext served = self._plain_context
         if served is None or self._queued_frames or self._ready_bytes or self._is_advancing:
             return 0
+        if served.repeated is not None:
+            return end if serve_repeated(self, served, p, end) else 0
         self._is_advancing = True
         try:
             while end - position >= 4 and number < MOST_AT_ONCE:
@@ -258,6 +265,7 @@ cdef class DispatchState:
         cdef PlainContext served = self._plain_context
         if (
             served is None
+            or served.work is None
             or type(frame) is not bytearray
             or not has_header(
                 <const unsigned char*>PyByteArray_AS_STRING(frame),
@@ -270,7 +278,10 @@ cdef class DispatchState:
         return self.start_plain(frame, served)
 
     cdef bint may_start_plain(self, PlainContext served) except -1:
-        """As `_may_start`, for a Produce request of an unlimited session without quotas."""
+        """As `_may_start`, for a request of an unlimited session without quotas.
+
+        A Fetch also waits for all other requests.
+        """
         cdef SessionState session = self._session
         return not (
             self._is_serving
@@ -395,6 +406,17 @@ cdef class ConnectionState:
         self.last_active = socket.last_sent
         return True
 
+    cdef bint send_unjoined(self, list buffers) except -1:
+        """As `send_now`, for large buffers."""
+        cdef SocketState socket
+        if self._is_logging_in or not isinstance(self.transport, SocketState):
+            return False
+        socket = <SocketState>self.transport
+        if not socket.send_unjoined(buffers):
+            return False
+        self.last_active = socket.last_sent
+        return True
+
 
 cdef class SocketState:
     cdef public bint connected, disconnecting, _aborting, producerPaused, _is_waiting_to_write
@@ -433,12 +455,9 @@ cdef class SocketState:
             )
         return None
 
-    cdef bint send_now(self, list buffers) except -1:
-        """As `TcpConnection.send`, if the socket takes everything now."""
-        cdef bytes data
-        cdef const char* start
-        cdef Py_ssize_t size, sent
-        if (
+    cdef bint may_send(self) except -1:
+        """Whether nothing is to be sent before a reply."""
+        return not (
             self._connection is None
             or not self.connected
             or self.disconnecting
@@ -446,7 +465,25 @@ cdef class SocketState:
             or self.producerPaused
             or self._is_waiting_to_write
             or self._unsent is not None
-        ):
+        )
+
+    cdef bint send_unjoined(self, list buffers) except -1:
+        """As `send_now`, for large buffers."""
+        cdef Py_ssize_t sent, size = 0
+        if len(buffers) > MOST_BUFFERS or not self.may_send():
+            return False
+        sent = send_buffers(self._descriptor, buffers, &size)
+        self.last_sent = self._seconds()
+        if sent < size:
+            self._send_rest(buffers, max(sent, 0))
+        return True
+
+    cdef bint send_now(self, list buffers) except -1:
+        """As `TcpConnection.send`, if the socket takes everything now."""
+        cdef bytes data
+        cdef const char* start
+        cdef Py_ssize_t size, sent
+        if not self.may_send():
             return False
         data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
         start, size = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)

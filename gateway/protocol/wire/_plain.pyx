@@ -17,7 +17,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from storage._log cimport new_entry
 
@@ -28,7 +28,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 7
+INTERFACE = 8
 
 cdef enum:
     HEADER_BYTES = 61
@@ -486,3 +486,4 @@ cdef void put_row(
 include "_dispatch.pxi"
 include "_produce.pxi"
 include "_fetch.pxi"
+include "_repeated.pxi"

@@ -18,7 +18,7 @@ from storage.log import Buffer
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 7
+_INTERFACE = 8
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -40,6 +40,7 @@ in_flight_append: Callable[..., Any] = _unavailable
 plain_context: Callable[..., Any] = _unavailable
 plain_produce: Callable[..., Any] = _unavailable
 plain_work: Callable[..., Any] = _unavailable
+repeated_work: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
 stamp: Callable[..., Any] = _unavailable
@@ -253,6 +254,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
             plain_context, plain_work = _plain.PlainContext, _plain.PlainWork
+            repeated_work = _plain.RepeatedWork
             batch, fetch_reply, fetch_request, frames = (
                 _plain.batch,
                 _plain.fetch_reply,

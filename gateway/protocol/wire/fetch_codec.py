@@ -8,8 +8,9 @@ fields with a diverging epoch and the current leader (12), and the leaders' addr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from struct import Struct
+from typing import Any, Self
 
 import msgspec
 
@@ -111,7 +112,7 @@ class FetchResponse(msgspec.Struct, frozen=True, gc=False):
     """One row per topic.
 
     `error_code` applies to the whole request, for example an unknown session. `node_endpoints` are
-    the addresses of the rows' current leaders.
+    the addresses of the rows' current leaders. Awaiting it returns it at once.
     """
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]]
@@ -119,6 +120,10 @@ class FetchResponse(msgspec.Struct, frozen=True, gc=False):
     session_id: int = 0
     throttle_time_ms: int = 0
     node_endpoints: Sequence[NodeEndpoint] = ()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
+        return self
 
 
 def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:

@@ -49,7 +49,11 @@ def request(
 def start_fetch(env: BrokerEnvironment, asked: FetchRequest) -> Started:
     """Start the handler of the request's version."""
     route = ROUTES[ApiKey.FETCH, asked.version]
-    return Started(route.handler(asked, env.caller(asked.version)))
+
+    async def serve() -> Any:
+        return await route.handler(asked, env.caller(asked.version))
+
+    return Started(serve())
 
 
 def rows(response: FetchResponse) -> dict[tuple[str | bytes, int], PartitionFetched]:

@@ -46,3 +46,6 @@ def use(implementation, monkeypatch):
         monkeypatch.setattr(
             compiled, name, unavailable if extension is None else getattr(extension, name)
         )
+    monkeypatch.setattr(
+        compiled, "plain_context", unavailable if extension is None else extension.PlainContext
+    )
