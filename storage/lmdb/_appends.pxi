@@ -131,7 +131,7 @@ cdef class Turn:
 
     cpdef give_back(self):
         if not self.is_taken:
-            raise RuntimeError("nobody has the turn")
+            raise RuntimeError("no thread has the turn")
         self.is_taken = False
         PyThread_release_lock(self._lock)
 

@@ -180,7 +180,7 @@ def test_read_returns_rows_from_offset_up_to_end_and_max_bytes(
                 Slot,
                 st.integers(1, 2),
                 st.integers(0, 20),
-                st.integers(0, (1 << 64) - 1),
+                st.integers(0, (1 << 63) - 1),
                 st.integers(-(1 << 63), (1 << 63) - 1),
                 st.just(-1),
                 st.just(0),
