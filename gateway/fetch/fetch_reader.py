@@ -87,6 +87,7 @@ class FetchReader:
         "_broker",
         "_budget",
         "_caller",
+        "_error",
         "_magic",
         "_max_reply_bytes",
         "_request",
@@ -107,9 +108,11 @@ class FetchReader:
         #: Conversion budget of this pass; None until the first conversion.
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
-        #: What `read_at_once` has read when it returned None: rows, and entries for none of them.
+        #: What `read_at_once` has found when it returned None: rows; then entries of the next
+        #: partition, or its error.
         self._begun: FetchPass | None = None
-        self._unused: tuple[CachedPartition, list[Entry]] | None = None
+        self._unused: tuple[Partition, list[Entry]] | None = None
+        self._error: tuple[CachedPartition, KafkaError] | None = None
 
     def read_at_once(self, partitions: list[CachedPartition]) -> FetchPass | None:
         """As `read`, if nothing has to be awaited and no row has an error.
@@ -122,14 +125,18 @@ class FetchReader:
         self._begun = result
         try:
             for cached in partitions:
-                fetched = self._read_one_at_once(cached, result.size)
+                if self.slices.count():
+                    return None
+                try:
+                    fetched = self._read_one_at_once(cached, result.size)
+                except KafkaError as failure:
+                    # Not to be found again: a closed partition is opened again.
+                    self._error = cached, failure
+                    return None
                 if fetched is None:
                     return None
                 result.rows[cached] = fetched
                 result.size += compiled.total(fetched.records)
-        except KafkaError:
-            # `read` finds the same error.
-            return None
         finally:
             self._broker.outgoing.release(self._max_reply_bytes)
         self._begun = None
@@ -169,7 +176,10 @@ class FetchReader:
                 continue
             if self.slices.count():
                 await self.slices.pause()
+            error, self._error = self._error, None
             try:
+                if error is not None and error[0] is cached:
+                    raise error[1]
                 fetched = await self._read_one(cached, result.size)
             except KafkaError as failure:
                 code = code_for_version(failure.code, ApiKey.FETCH, self._request.version)
@@ -223,7 +233,7 @@ class FetchReader:
                 partition, offset, max(limit, 0), at_least_one=size == 0
             )
             if resident or (not found and resident is None):
-                self._unused = None if resident is None else (cached, resident)
+                self._unused = None if resident is None else (partition, resident)
                 return None
             records = found
         return self._row(cached, partition, records)
@@ -304,7 +314,7 @@ class FetchReader:
         limit = size = max(limit, 0)
         resident: list[Entry] | None = []
         unused, self._unused = self._unused, None
-        if unused is not None and unused[0] is cached:
+        if unused is not None and unused[0] is partition:
             resident = unused[1]
         elif offset < partition.log.end_offset:
             found, resident = self._read_memory(partition, offset, size, at_least_one=at_least_one)

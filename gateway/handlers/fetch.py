@@ -67,6 +67,7 @@ def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -
         return _refused(request, caller, failure)
     reader = FetchReader(caller, request, magic, TimeSlices(caller.broker.clock))
     reading = None
+    is_released = True
     try:
         if _is_small(current, request) and caller.usage is None:
             # The common case: the next records of a few partitions are in memory.
@@ -76,19 +77,19 @@ def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -
             _check_room(current, request, caller)
             reading = reader.read_at_once(list(current.pending))
         if reading is None or not _is_sufficient(reading, request):
+            is_released = False
             return _fetch(current, request, caller, reader, reading)
         rows: TopicRows = {}
         for cached, row in reading.rows.items():
             _add_row(rows, current, cached, row, is_full=_is_full(request))
         reply = FetchResponse(list(rows.items()), session_id=current.session_id)
         caller.traffic.fetched(request, reply)
+        return reply
     except KafkaError as failure:
-        reply = _refused(request, caller, failure)
-    except BaseException:
-        _release(current)
-        raise
-    _release(current)
-    return reply
+        return _refused(request, caller, failure)
+    finally:
+        if is_released:
+            _release(current)
 
 
 async def _fetch(

@@ -422,8 +422,9 @@ class Dispatch(DispatchState):
                     self._keep_header(frame, header, route, caller, route.plain)
                 return served
         if route.api_key is ApiKey.FETCH:
+            # Produce gains more, so a connection that is used for both keeps its header.
             known = self._plain_context
-            if known is None or known.caller is not caller:
+            if known is None or (known.route is route and known.caller is not caller):
                 self._keep_header(frame, header, route, caller, _REPEATED)
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.protocol.producer.produce import ProduceRequest
 
+from gateway.coroutines import SLICE_ROWS
 from gateway.fetch.fetch_reader import FetchReader
+from gateway.protocol.wire import compiled
 from gateway.protocol.wire.header import read_header
 from storage.log import StorageFailed
 from tests.fakes.connection import MemoryClient, request, versions
@@ -19,6 +22,7 @@ from tests.fakes.traffic import TrafficScenario
 from tests.gateway.handlers.fetch_requests import batch_entry
 from tests.gateway.handlers.handler_calls import append_entries, decode_response
 from tests.gateway.protocol.wire.implementations import use
+from tests.records.record_sets import batch
 
 Topic = FetchRequest.FetchTopic
 
@@ -66,6 +70,19 @@ def fetch(
         forgotten_topics_data=gone,
         rack_id="",
     )
+
+
+def produce(correlation_id: int) -> bytes:
+    data = ProduceRequest.TopicProduceData
+    sent = data.PartitionProduceData(index=0, records=bytes(batch(1)))
+    asked = ProduceRequest(
+        version=11,
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=1000,
+        topic_data=[data(version=11, name="orders", partition_data=[sent])],
+    )
+    return request(asked, correlation_id=correlation_id)
 
 
 class Consumer:
@@ -273,3 +290,53 @@ def test_first_partition_is_not_read_again_if_the_second_one_must_be_awaited(
     (reply,) = consumer.ask(fetch({0: 0, 1: 0}))
     assert [row.records is not None for row in reply.responses[0].partitions] == [True, True]
     assert read.count(0) == 1
+
+
+def test_partition_that_was_fenced_is_an_error_once_and_then_opened_again(
+    consumer: Consumer, headers: list[Any]
+) -> None:
+    env, log = consumer.env, consumer.env.partition("orders", 0).log
+    log.fence()
+    env.store._logs = {key: one for key, one in env.store._logs.items() if one is not log}
+    (first,) = consumer.ask(fetch({0: 0}))
+    assert first.responses[0].partitions[0].error_code == 6
+    (second,) = consumer.ask(fetch({0: 0}))
+    assert second.responses[0].partitions[0].error_code == 0
+    assert headers == []
+
+
+def test_partitions_that_take_more_than_a_slice_are_read_in_several_turns(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    at_once = FetchReader._read_one_at_once
+
+    def record(reader: FetchReader, *given: Any) -> Any:
+        begun.append(reader.slices.rows)
+        # As if it had been large.
+        reader.slices.count(SLICE_ROWS)
+        return at_once(reader, *given)
+
+    monkeypatch.setattr(FetchReader, "_read_one_at_once", record)
+    (reply,) = consumer.ask(fetch({0: 0, 1: 0}))
+    assert len(begun) == 1
+    assert [row.error_code for row in reply.responses[0].partitions] == [0, 0]
+
+
+def test_produce_keeps_its_header_on_a_connection_that_is_used_for_both(
+    consumer: Consumer, headers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make = compiled.plain_context
+
+    def record(*given: Any) -> Any:
+        made.append(given)
+        return make(*given)
+
+    monkeypatch.setattr(compiled, "plain_context", record)
+    client = consumer.client
+    for number in range(4):
+        client.send(produce(number))
+        client.send(request(fetch({0: 0}), correlation_id=9))
+        assert len(client.receive()) == 2
+    assert len(made) == 1
