@@ -38,7 +38,11 @@ from storage.pulsar.client import bulk_client
 from storage.pulsar.client.bulk_client import BulkClient, ResponseDispatcher
 from storage.pulsar.client.bulk_readers import BulkReader, SingleReader
 from storage.pulsar.client.client_log import client_logger
-from storage.pulsar.client.partition_producers import PartitionProducer, SingleProducer
+from storage.pulsar.client.partition_producers import (
+    BrokerDisconnected,
+    PartitionProducer,
+    SingleProducer,
+)
 from storage.pulsar.client.unraised_results import check_created, has_message_available
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
@@ -63,6 +67,7 @@ STORAGE_ERRORS: dict[type[Exception], tuple[type[StorageError], str]] = {
         NotReady,
         "the broker cannot reach its metadata store now; see its log",
     ),
+    BrokerDisconnected: (NotReady, "the connection to the broker was lost during the request"),
     pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
     pulsar.AuthorizationError: (
         NotAllowed,

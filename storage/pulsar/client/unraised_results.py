@@ -15,18 +15,14 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any
 
-import pulsar
-
 from storage.pulsar.client.library_threads import keep_thread_state
-from storage.pulsar.client.partition_producers import OK, error_of
+from storage.pulsar.client.partition_producers import OK, BrokerDisconnected, error_of
 
 
 def check_created(handle: Any) -> None:
-    """Check that the library created this producer or reader. Raises pulsar.NotConnected."""
+    """Check that the library created this producer or reader. Raises BrokerDisconnected."""
     if not handle.topic():
-        raise pulsar.NotConnected(
-            "Pulsar error: the connection was lost, or the client closed, during the request"
-        )
+        raise BrokerDisconnected
 
 
 def has_message_available(reader: Any) -> bool:

@@ -11,9 +11,9 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.log import StorageFailed
+from storage.log import NotReady
 from storage.pulsar.client.partition_producers import error_of
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 from tests.testkit.pulsar_relay import GET_LAST_MESSAGE_ID, PulsarRelays
@@ -53,7 +53,7 @@ async def test_creation_fails_if_the_client_is_closed_meanwhile(
     connection, _ = silent.accept()
     with connection:
         await client.close()
-        with pytest.raises(StorageFailed, match="connect"):
+        with pytest.raises(NotReady, match="connection to the broker was lost"):
             await created
 
 
@@ -67,7 +67,7 @@ async def test_lost_connection_is_not_the_end_of_the_topic(
         await side.client.open()
         reader = await side.client.run(lambda: side.client.bulk_reader(partition.topic, None, 1))
         relays.broker.fatal = frozenset({GET_LAST_MESSAGE_ID})
-        with pytest.raises(StorageFailed, match="Disconnected"):
+        with pytest.raises(NotReady, match="connection to the broker was lost"):
             await side.client.run(reader.has_message_available)
         relays.broker.fatal = frozenset()
         assert not await side.client.run(reader.has_message_available)
@@ -75,5 +75,7 @@ async def test_lost_connection_is_not_the_end_of_the_topic(
 
 
 @pytest.mark.parametrize(("result", "name"), [(46, "Disconnected"), (-1, "Retryable")])
-def test_results_unknown_to_the_binding_have_names(result: int, name: str) -> None:
-    assert name in str(error_of(result))
+def test_results_unknown_to_the_binding_are_lost_connections(result: int, name: str) -> None:
+    error = error_of(result)
+    assert name in str(error)
+    assert type(to_storage_error(error)) is NotReady
