@@ -111,13 +111,18 @@ def authentication(
     return None
 
 
+def operation_timeout(settings: PulsarSettings) -> int:
+    """The library's timeout of an operation, in whole seconds."""
+    return max(1, round(settings.operation_timeout_seconds))
+
+
 def connect(settings: PulsarSettings, token: TokenFile | None) -> pulsar.Client:
     """Create a client; it connects on first use."""
     trusted = trust_file(settings)
     return pulsar.Client(
         settings.service_url,
         authentication=authentication(settings, token),
-        operation_timeout_seconds=max(1, round(settings.operation_timeout_seconds)),
+        operation_timeout_seconds=operation_timeout(settings),
         connection_timeout_ms=max(1, round(settings.connection_timeout_seconds * 1000)),
         io_threads=1,
         message_listener_threads=1,
@@ -144,7 +149,7 @@ def connect_in_bulk(settings: PulsarSettings, token: TokenFile | None) -> BulkCl
         return None
     return BulkClient(
         settings.service_url,
-        max(1, round(settings.operation_timeout_seconds)),
+        operation_timeout(settings),
         token,
         trust_file(settings),
         str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
@@ -315,7 +320,9 @@ class PulsarClient:
             start_message_id_inclusive=True,
         )
         check_created(created)
-        created.has_message_available = partial(has_message_available, created._reader)
+        created.has_message_available = partial(
+            has_message_available, created._reader, operation_timeout(self.settings)
+        )
         return created
 
     def bulk_reader(self, topic: str, start: Position | None, queue: int) -> BulkReader:

@@ -14,6 +14,7 @@ from twisted.internet import reactor
 from storage.log import NotReady
 from storage.pulsar.client.partition_producers import error_of
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.unraised_results import has_message_available
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 from tests.testkit.pulsar_relay import GET_LAST_MESSAGE_ID, PulsarRelays
@@ -72,6 +73,20 @@ async def test_lost_connection_is_not_the_end_of_the_topic(
         relays.broker.fatal = frozenset()
         assert not await side.client.run(reader.has_message_available)
         await side.close()
+
+
+class SilentReader:
+    """A reader of the binding that answers after the limit."""
+
+    def has_message_available_async(self, answer: Callable[[library.Result, bool], None]) -> None:
+        self.answer = answer
+
+
+def test_check_for_messages_times_out_without_a_response() -> None:
+    reader = SilentReader()
+    with pytest.raises(library.Timeout):
+        has_message_available(reader, 0.001)
+    reader.answer(library.Result.Ok, True)
 
 
 @pytest.mark.parametrize(("result", "name"), [(46, "Disconnected"), (-1, "Retryable")])
