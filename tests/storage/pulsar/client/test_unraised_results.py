@@ -82,6 +82,7 @@ class SilentReader:
         self.answer = answer
 
 
+@pytest.mark.timeout(60)
 def test_check_for_messages_times_out_without_a_response() -> None:
     reader = SilentReader()
     with pytest.raises(library.Timeout):
