@@ -38,6 +38,7 @@ from storage.cluster import OtherController
 from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import close_producer
+from storage.pulsar.client.partition_producers import result_name
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.reconnection import Reconnection
 from storage.pulsar.settings import PulsarSettings
@@ -256,18 +257,19 @@ class StoreLock:
         ) or self._reconnection.has_given_up(producer):
             self._reacquire()
         else:
+            reason = result_name(result.value)
             if not self._has_logged_failure:
                 self._has_logged_failure = True
                 log.error(
                     "the heartbeat of the store lock failed (%s), retrying every %s s; if Pulsar "
                     "stays unreachable another gateway can take over: check the brokers",
-                    result.name,
+                    reason,
                     self._settings.lock_beat_seconds,
                 )
             # Before the failure is reported: the lock may be released because of it.
             self._schedule(self._settings.lock_beat_seconds, self._heartbeat)
             self._settle_confirmations(
-                StorageFailed(f"Pulsar did not confirm the store lock ({result.name}): retry later")
+                StorageFailed(f"Pulsar did not confirm the store lock ({reason}): retry later")
             )
 
     def _settle_confirmations(self, failure: StorageError | None = None) -> None:

@@ -160,25 +160,27 @@ class ExclusiveProducer:
         failure: StorageError | None = None
         in_flight, is_closed = self._in_flight, self.is_closed
         released = operations = 0
-        for sent, result, ledger_id, entry_id in responses:
-            if not sent.is_released:
-                sent.is_released = True
-                released += sent.cost
-                operations += 1
-            if is_closed or failure:
-                continue
-            if result != OK:
-                failure = error_for_result(result_name(result))
-            elif in_flight[0] is not sent:
-                failure = Fenced("Pulsar acknowledged messages out of order")
-            else:
-                in_flight.popleft()
-                sent.position = Position(ledger_id, entry_id)
-                stored.append(sent)
-        # The library no longer holds the payloads.
-        self._room.release(released, operations)
-        if stored:
-            self._on_stored(stored)
+        try:
+            for sent, result, ledger_id, entry_id in responses:
+                if not sent.is_released:
+                    sent.is_released = True
+                    released += sent.cost
+                    operations += 1
+                if is_closed or failure:
+                    continue
+                if result != OK:
+                    failure = error_for_result(result_name(result))
+                elif in_flight[0] is not sent:
+                    failure = Fenced("Pulsar acknowledged messages out of order")
+                else:
+                    in_flight.popleft()
+                    sent.position = Position(ledger_id, entry_id)
+                    stored.append(sent)
+        finally:
+            # The library no longer holds the payloads.
+            self._room.release(released, operations)
+            if stored:
+                self._on_stored(stored)
         if failure:
             self.close(failure)
         if not in_flight:

@@ -31,10 +31,19 @@ def result_name(result: int) -> str:
     return name
 
 
+class BrokerDisconnected(pulsar.PulsarException):  # type: ignore[misc]
+    """The connection was lost, or the client closed, during a request (`NAMELESS_RESULTS`)."""
+
+
 def error_of(result: int) -> Exception:
-    """The exception that the library's binding raises for `result`."""
+    """The exception that the library's binding raises for `result`.
+
+    BrokerDisconnected for the results that it does not know.
+    """
     name = result_name(result)
     text = f"Pulsar error: {name} ({result})"
+    if result in NAMELESS_RESULTS:
+        return BrokerDisconnected(text)
     error: Exception = getattr(pulsar, name, pulsar.PulsarException)(text)
     return error
 

@@ -38,7 +38,11 @@ from storage.pulsar.client import bulk_client
 from storage.pulsar.client.bulk_client import BulkClient, ResponseDispatcher
 from storage.pulsar.client.bulk_readers import BulkReader, SingleReader
 from storage.pulsar.client.client_log import client_logger
-from storage.pulsar.client.partition_producers import PartitionProducer, SingleProducer
+from storage.pulsar.client.partition_producers import (
+    BrokerDisconnected,
+    PartitionProducer,
+    SingleProducer,
+)
 from storage.pulsar.client.unraised_results import check_created, has_message_available
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
@@ -63,6 +67,7 @@ STORAGE_ERRORS: dict[type[Exception], tuple[type[StorageError], str]] = {
         NotReady,
         "the broker cannot reach its metadata store now; see its log",
     ),
+    BrokerDisconnected: (NotReady, "the connection to the broker was lost during the request"),
     pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
     pulsar.AuthorizationError: (
         NotAllowed,
@@ -106,13 +111,18 @@ def authentication(
     return None
 
 
+def operation_timeout(settings: PulsarSettings) -> int:
+    """The library's timeout of an operation, in whole seconds."""
+    return max(1, round(settings.operation_timeout_seconds))
+
+
 def connect(settings: PulsarSettings, token: TokenFile | None) -> pulsar.Client:
     """Create a client; it connects on first use."""
     trusted = trust_file(settings)
     return pulsar.Client(
         settings.service_url,
         authentication=authentication(settings, token),
-        operation_timeout_seconds=max(1, round(settings.operation_timeout_seconds)),
+        operation_timeout_seconds=operation_timeout(settings),
         connection_timeout_ms=max(1, round(settings.connection_timeout_seconds * 1000)),
         io_threads=1,
         message_listener_threads=1,
@@ -139,7 +149,7 @@ def connect_in_bulk(settings: PulsarSettings, token: TokenFile | None) -> BulkCl
         return None
     return BulkClient(
         settings.service_url,
-        max(1, round(settings.operation_timeout_seconds)),
+        operation_timeout(settings),
         token,
         trust_file(settings),
         str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
@@ -310,7 +320,9 @@ class PulsarClient:
             start_message_id_inclusive=True,
         )
         check_created(created)
-        created.has_message_available = partial(has_message_available, created._reader)
+        created.has_message_available = partial(
+            has_message_available, created._reader, operation_timeout(self.settings)
+        )
         return created
 
     def bulk_reader(self, topic: str, start: Position | None, queue: int) -> BulkReader:

@@ -12,25 +12,31 @@ blocking call that fails with one of these returns an empty value instead, as if
 
 from __future__ import annotations
 
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pulsar
 
 from storage.pulsar.client.library_threads import keep_thread_state
-from storage.pulsar.client.partition_producers import OK, error_of
+from storage.pulsar.client.partition_producers import OK, BrokerDisconnected, error_of
+
+AVAILABILITY_TIMEOUTS = 3
+"""Limit of `has_message_available` in operation timeouts: waiting for the connection, the request,
+and a seek may take one each. The library itself has no limit while a reader cannot subscribe again.
+"""
 
 
 def check_created(handle: Any) -> None:
-    """Check that the library created this producer or reader. Raises pulsar.NotConnected."""
+    """Check that the library created this producer or reader. Raises BrokerDisconnected."""
     if not handle.topic():
-        raise pulsar.NotConnected(
-            "Pulsar error: the connection was lost, or the client closed, during the request"
-        )
+        raise BrokerDisconnected
 
 
-def has_message_available(reader: Any) -> bool:
-    """As `pulsar.Reader.has_message_available`, for the binding's reader. Raises every error."""
+def has_message_available(reader: Any, operation_timeout_seconds: float) -> bool:
+    """As `pulsar.Reader.has_message_available`, for the binding's reader. Raises every error.
+
+    Raises pulsar.Timeout after `AVAILABILITY_TIMEOUTS`.
+    """
     answers: SimpleQueue[tuple[Any, bool]] = SimpleQueue()
 
     def answer(result: Any, is_available: bool) -> None:
@@ -38,7 +44,12 @@ def has_message_available(reader: Any) -> bool:
         answers.put((result, is_available))
 
     reader.has_message_available_async(answer)
-    result, is_available = answers.get()
+    try:
+        result, is_available = answers.get(
+            timeout=AVAILABILITY_TIMEOUTS * operation_timeout_seconds
+        )
+    except Empty:
+        raise pulsar.Timeout("Pulsar error: no response to a request for the topic's end") from None
     if result.value != OK:
         raise error_of(result.value)
     return is_available

@@ -27,6 +27,7 @@ from storage.log import LogClosed, StorageError
 from storage.pulsar.admin.admin_api import Conflict, PulsarAdmin
 from storage.pulsar.client.exclusive_producer import close_producer
 from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.partition_producers import result_name
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.client.reconnection import READER_GIVE_UP_SECONDS, Reconnection
 from storage.pulsar.client.topic_readers import close
@@ -249,7 +250,7 @@ class Outbox:
         if result == pulsar.Result.Ok:
             self._is_dropping = False
             return
-        self._drop(result.name)
+        self._drop(result_name(result.value))
         if producer is self._producer and (
             result != pulsar.Result.Timeout or not producer.is_connected()
         ):

@@ -23,6 +23,7 @@ from twisted.internet.defer import Deferred
 from storage.bridge import SharedResult
 from storage.cluster import MAX_NODES
 from storage.log import StorageError, StorageFailed
+from storage.pulsar.client.partition_producers import result_name
 from storage.pulsar.client.pulsar_client import PulsarClient, connect, token_of
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import table_topic
@@ -102,7 +103,7 @@ class PresenceWatcher:
                 self._close(producer)
             elif result != pulsar.Result.TopicNotFound:
                 if self._watches.get(node_id) is watch:
-                    log.debug("watching node %d ended: %s", node_id, result.name)
+                    log.debug("watching node %d ended: %s", node_id, result_name(result.value))
                     await self._client.pause(RETRY_SECONDS)
                 continue
             if self._watches.get(node_id) is watch:

@@ -21,6 +21,7 @@ from storage.pulsar.client.exclusive_producer import (
     error_for_result,
 )
 from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.partition_producers import result_name
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import MessageLocation, parse_message_id
@@ -207,7 +208,7 @@ class NativeSender:
                     "the broker's largest message"
                 )
             elif result != pulsar.Result.Ok:
-                failure = error_for_result(result.name)
+                failure = error_for_result(result_name(result.value))
             else:
                 pending.location = parse_message_id(message_id.serialize())
                 if pending.location.position < FIRST_POSITION:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import _pulsar
 import pulsar
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -105,6 +106,16 @@ def test_lock_released_because_of_a_failed_heartbeat_sends_no_more(
     clock.advance(SETTINGS.lock_beat_seconds)
     assert producer.answers == []
     assert clock.getDelayedCalls() == []
+
+
+def test_heartbeat_that_failed_with_a_lost_connection_names_it(
+    lock: Any, producer: SilentProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures: list[Any] = []
+    lock.confirm().addErrback(failures.append)
+    producer.answers.pop()(_pulsar.Result(46), None)
+    assert "(Disconnected)" in caplog.text
+    assert "(Disconnected)" in str(failures[0].value)
 
 
 def test_confirmation_asked_for_by_a_confirmed_caller_sends_one_heartbeat(

@@ -19,6 +19,7 @@ from storage.log import NotReady, StorageFailed
 from storage.pulsar.admin.admin_api import BrokerError, PulsarAdmin
 from storage.pulsar.admin.cluster_checks import check, prepare
 from storage.pulsar.admin.cluster_problems import ClusterProblem
+from storage.pulsar.client.partition_producers import BrokerDisconnected
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
@@ -104,6 +105,18 @@ async def test_setup_failure_of_unready_brokers_is_retryable(
     monkeypatch.setattr(PulsarAdmin, "put", fails)
     with pytest.raises(NotReady, match="no bookies"):
         await preparing(pulsar.settings(setup=True, metadata_namespace="n-that-is-not-there"))
+
+
+@ensureDeferred
+async def test_connection_lost_during_a_check_is_retryable(
+    pulsar: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loses_connection(*_: object) -> None:
+        raise BrokerDisconnected
+
+    monkeypatch.setattr(PulsarClient, "producer", loses_connection)
+    with pytest.raises(NotReady, match=r"no client can produce .* connection .* was lost"):
+        await preparing(pulsar.settings())
 
 
 @ensureDeferred

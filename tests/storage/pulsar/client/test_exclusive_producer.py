@@ -27,13 +27,16 @@ class Scene:
         self.room = InFlightLimit(limit_bytes, limit_operations)
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []
+        self.sent: list[InFlightMessage] = []
+        single = SingleProducer(self.producer, self.client.reactor_calls)
         self.exclusive = ExclusiveProducer(
             self.client,
-            SingleProducer(self.producer, self.client.reactor_calls),
+            single,
             self.room,
             self._stored,
             self._ended,
         )
+        self.on_responses = single.on_responses
 
     def _stored(self, messages: list[InFlightMessage]) -> None:
         self.stored.append([one.header.base_offset for one in messages])
@@ -51,6 +54,7 @@ class Scene:
                 LogEnd(offset + 1, 1, -1),
             )
             self.room.reserve(sent.cost)
+            self.sent.append(sent)
             self.exclusive.send(sent)
 
     def answer(self, *results: Any) -> None:
@@ -78,6 +82,23 @@ def test_failed_send_closes_producer_and_leaves_rest_unknown():
     assert isinstance(error, Fenced)
     assert left == [1, 2, 3]
     assert scene.producer.closed == 1
+    scene.client.reactor_calls.run()
+    assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
+
+
+def test_messages_before_an_invalid_response_are_stored_and_released():
+    scene = Scene()
+    scene.send(0, 1, 2)
+    # The binding accepts only results of one byte.
+    responses = [
+        (sent, result, 1, 0)
+        for sent, result in zip(scene.sent, (Ok.value, 300, Ok.value), strict=True)
+    ]
+    with pytest.raises(TypeError):
+        scene.on_responses(responses)
+    assert scene.stored == [[0]]
+    assert scene.room.reserved_operations == 1
+    scene.exclusive.close(Fenced("a bug"))
     scene.client.reactor_calls.run()
     assert (scene.room.reserved_bytes, scene.room.reserved_operations) == (0, 0)
 

@@ -11,9 +11,10 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.log import StorageFailed
+from storage.log import NotReady
 from storage.pulsar.client.partition_producers import error_of
-from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
+from storage.pulsar.client.unraised_results import has_message_available
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 from tests.testkit.pulsar_relay import GET_LAST_MESSAGE_ID, PulsarRelays
@@ -53,7 +54,7 @@ async def test_creation_fails_if_the_client_is_closed_meanwhile(
     connection, _ = silent.accept()
     with connection:
         await client.close()
-        with pytest.raises(StorageFailed, match="connect"):
+        with pytest.raises(NotReady, match="connection to the broker was lost"):
             await created
 
 
@@ -67,13 +68,30 @@ async def test_lost_connection_is_not_the_end_of_the_topic(
         await side.client.open()
         reader = await side.client.run(lambda: side.client.bulk_reader(partition.topic, None, 1))
         relays.broker.fatal = frozenset({GET_LAST_MESSAGE_ID})
-        with pytest.raises(StorageFailed, match="Disconnected"):
+        with pytest.raises(NotReady, match="connection to the broker was lost"):
             await side.client.run(reader.has_message_available)
         relays.broker.fatal = frozenset()
         assert not await side.client.run(reader.has_message_available)
         await side.close()
 
 
+class SilentReader:
+    """A reader of the binding that answers after the limit."""
+
+    def has_message_available_async(self, answer: Callable[[library.Result, bool], None]) -> None:
+        self.answer = answer
+
+
+@pytest.mark.timeout(60)
+def test_check_for_messages_times_out_without_a_response() -> None:
+    reader = SilentReader()
+    with pytest.raises(library.Timeout):
+        has_message_available(reader, 0.001)
+    reader.answer(library.Result.Ok, True)
+
+
 @pytest.mark.parametrize(("result", "name"), [(46, "Disconnected"), (-1, "Retryable")])
-def test_results_unknown_to_the_binding_have_names(result: int, name: str) -> None:
-    assert name in str(error_of(result))
+def test_results_unknown_to_the_binding_are_lost_connections(result: int, name: str) -> None:
+    error = error_of(result)
+    assert name in str(error)
+    assert type(to_storage_error(error)) is NotReady

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import _pulsar
 import pulsar
 import pytest
 from twisted.internet.defer import Deferred, execute
@@ -152,6 +153,15 @@ def test_messages_to_a_node_need_a_new_producer_after_a_timeout_without_a_connec
     assert len(client.opened) == opened
     assert client.opened[0].is_closed is not is_attached
     assert len(client.opened[-1].waiting) == 1
+
+
+def test_dropped_message_names_the_lost_connection(
+    client: ClientOfProducers, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = Outbox(cast(Any, client), cast(Any, clock), "topic")
+    outbox.send(b"1")
+    client.opened[0].answer(_pulsar.Result(46))
+    assert "reason=Disconnected" in caplog.text
 
 
 def reads_until_given_up() -> int:

@@ -107,6 +107,15 @@ def test_first_append_waits_until_epoch_and_offsets_are_stored():
     assert outcome == [None]
 
 
+def test_first_append_waits_for_its_epoch_though_its_offsets_are_reserved():
+    scene = Scene(reserved=1000)
+    scene.append()
+    assert scene.producer.sent == []
+    assert scene.row().epochs == ((1, 0), (3, 10))
+    scene.table.land()
+    assert scene.producer.sent == [b"x"]
+
+
 def test_later_appends_are_sent_at_once():
     scene = begun()
     scene.append()
@@ -147,6 +156,26 @@ def test_failed_reservation_fails_pending_appends():
     scene.table.land()
     scene.answer(Ok)
     assert again == [None]
+
+
+def test_failed_reservation_frees_no_offset_of_a_sent_append():
+    scene = begun()
+    scene.append()
+    failed = scene.append(records=500)
+    scene.table.land(StorageFailed("no answer"))
+    assert isinstance(failed[0], StorageFailed)
+    assert scene.appending.next.offset == 12
+
+
+def test_append_within_reserved_offsets_waits_for_earlier_pending_ones():
+    scene = begun()
+    scene.append(records=500, payload=b"first")
+    # As by another log of this partition, which was opened meanwhile.
+    scene.partition.row = PartitionRow(reserved=10_000, epochs=scene.partition.row.epochs)
+    scene.append(payload=b"second")
+    assert scene.producer.sent == [b"x"]
+    scene.table.land()
+    assert scene.producer.sent == [b"x", b"first", b"second"]
 
 
 def test_append_is_refused_while_pending_ones_are_failed():

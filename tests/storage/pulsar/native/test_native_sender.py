@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import _pulsar
 import pulsar
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -101,6 +102,12 @@ def test_unknown_outcome_ends_log_and_fails_in_flight_appends(scene, result, pla
     assert [type(error) for error in scene.ended] == [kind]
     assert [type(error) for error in scene.failures] == [kind, kind]
     assert (scene.library.is_closed, scene.room.reserved_operations, scene.stored) == (True, 0, [])
+
+
+def test_lost_connection_is_named(scene):
+    scene.send()
+    scene.library.sent[0](_pulsar.Result(46), message_id(-1, -1))
+    assert "(Disconnected)" in str(scene.ended[0])
 
 
 def test_split_batch_ends_log(scene):
