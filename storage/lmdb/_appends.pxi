@@ -192,7 +192,7 @@ cdef class WriteQueue:
         elif self._expected_operations > 1:
             if self.flusher_bursts is not None:
                 self._is_gathering = True
-                self.flusher_bursts.timer.start(self._gathering_seconds)
+                self.flusher_bursts.timer.start(max(self._gathering_seconds, 1e-9))
             else:
                 self._deadline = self._reactor.callLater(
                     self._gathering_seconds, self._stop_waiting
@@ -270,14 +270,16 @@ cdef class GatheringTimer:
         memset(&until, 0, sizeof(until))
         until.it_value.tv_sec = <long>seconds
         until.it_value.tv_nsec = <long>((seconds - <long>seconds) * 1e9)
-        timerfd_settime(self._descriptor, 0, &until, NULL)
+        if timerfd_settime(self._descriptor, 0, &until, NULL) != 0:
+            raise OSError(errno, os.strerror(errno))
 
     def doRead(self):
         """Raises nothing: the reactor would not watch it any longer."""
         cdef uint64_t expirations
         try:
             if (
-                read(self._descriptor, &expirations, sizeof(expirations)) > 0
+                self._queue is not None
+                and read(self._descriptor, &expirations, sizeof(expirations)) > 0
                 and self._queue._is_gathering
             ):
                 self._queue._stop_waiting()
@@ -287,6 +289,8 @@ cdef class GatheringTimer:
     def close(self):
         self._reactor.removeReader(self)
         self._queue = None
+        close(self._descriptor)
+        self._descriptor = -1
 
     def fileno(self):
         return self._descriptor
@@ -330,14 +334,17 @@ cdef class JournalState:
     cdef bint may_lack_zeros(self, int64_t at) except -1:
         """Whether there are few zeros behind the position `at`; `lacks_zeros` decides."""
         cdef SegmentState file = self._file
-        return file.size - at < min(max(file.size, first_step), largest_step)
+        return self._syncs_appends and file.size - at < min(
+            max(file.size, first_step), largest_step
+        )
 
     cpdef begin_write(self, flusher, list buffers, int64_t at):
         """Begin to write frames of appends from the end to `at`, within the limit.
 
         Does not block.
 
-        Before `end_write` has ended it, only `read`, `lacks_zeros` and `fill_ahead` may be called.
+        Before `end_write` has ended it, only `read` and `lacks_zeros` may be called, and
+        `fill_ahead` if the file does not become larger.
         """
         cdef SegmentState file = self._file
         self._growth = max(at - file.size, 0)

@@ -391,7 +391,8 @@ class Journal(JournalState):
         """Fill the segment of the end with zeros, durably, if there are few ahead of the end.
 
         Only the writer thread calls this; it needs no turn, because the flusher writes only to what
-        was filled before. Blocks. Raises OSError, also if the disk is too full.
+        was filled before while `is_filling` is set. Blocks. Raises OSError, also if the disk is too
+        full.
         """
         file = self._file
         if file is None:

@@ -127,26 +127,29 @@ class LmdbWriter:
         return self._ended
 
     def _start_flusher(self, reactor: WatchingReactor) -> Any:
+        flusher = None
         try:
             flusher = self._journal.flusher()
+            if flusher is None:
+                return None
+            bursts = compiled.FlusherBursts(
+                flusher,
+                reactor,
+                self._reactor_calls,
+                self._journal,
+                self._settings,
+                self._state,
+                self._turn,
+                self.queue,
+                self._deliver,
+                lambda operations, error: self._bursts.put(FailedBurst(operations, error)),
+                self._fill_later,
+            )
         except OSError as error:
             log.warning("the writer thread writes all bursts: no flusher: %s", error)
+            if flusher is not None:
+                flusher.close()
             return None
-        if flusher is None:
-            return None
-        bursts = compiled.FlusherBursts(
-            flusher,
-            reactor,
-            self._reactor_calls,
-            self._journal,
-            self._settings,
-            self._state,
-            self._turn,
-            self.queue,
-            self._deliver,
-            lambda operations, error: self._bursts.put(FailedBurst(operations, error)),
-            self._fill_later,
-        )
         self.queue.flusher_bursts = bursts
         return bursts
 

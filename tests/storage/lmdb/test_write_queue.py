@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import Clock
 
 import storage
@@ -687,3 +687,45 @@ async def test_store_without_a_flusher_writes(
     log = await store.log("orders", 0)
     await log.append((sized(0, 10),))
     assert "no flusher: [Errno 24] Too many open files" in caplog.text
+
+
+@ensureDeferred
+async def test_store_without_a_timer_for_gathering_writes(
+    open_store: Opener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled is None:
+        pytest.skip("not compiled")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(compiled, "FlusherBursts", fail)
+    files = HeldFiles()
+    store = open_store(files=files)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append((sized(0, 10),))
+    assert "no flusher: [Errno 24] Too many open files" in caplog.text
+    assert files.held.is_closed
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+@ensureDeferred
+async def test_gathering_ends_by_the_timer(open_store: Opener, seconds: float) -> None:
+    one = await opened(open_store, gathering_seconds=seconds)
+    appends = [one.log.append((sized(base, 10),)) for base in range(1, 4)]
+    for _ in range(3):
+        if one.flusher.call is None:
+            await until(lambda: one.flusher.call)
+        one.flusher.make_call()
+        await until(lambda: not one.turn.is_taken)
+        # Fewer than the burst before: the queue waits for more.
+        appends.append(one.log.append((sized(one.log.next_offset, 10),)))
+    await until(lambda: one.flusher.call)
+    one.flusher.make_call()
+    await DeferredList([Deferred.fromCoroutine(_ended(append)) for append in appends])
+
+
+async def _ended(append: Awaitable[None]) -> None:
+    await append

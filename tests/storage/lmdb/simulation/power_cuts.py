@@ -160,7 +160,7 @@ class RandomWork:
         self._changes = 0.2
         if self._disk_chance.random() < 0.5:
             self.disk.has_flusher = True
-            # Its bursts are of appends only, behind rows that wait, and fit into the file.
+            # Its bursts are of appends only, behind rows that wait, and within a segment.
             settings = replace(settings, segment_bytes=200_000, index_entries=40, index_seconds=0.2)
             self._changes = 0.04
         self.store = LmdbStore(

@@ -143,6 +143,8 @@ class SimulatedDisk(Files):
         piece = b"".join(buffers)
         with self._lock:
             file = self._open[descriptor].file
+            before = file.data[position : position + len(piece)]
+            assert any(piece) or not any(before), "zeros were written over frames"
             room = len(file.data) + max(self.room(Path(), 0), 0)
             part = piece[: max(room - position, 0)]
             put(file.data, position, part)
