@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
+
+from storage.lmdb.frames import compiled
 from storage.log import Entry, PartitionLog, Topic
 
 
@@ -59,3 +63,11 @@ async def everything(log: PartitionLog) -> list[Entry]:
         seen += some
         offset = some[-1].last_offset + 1
     return seen
+
+
+def compiled_frames() -> Any:
+    """The compiled module. The test is skipped if it is not used: it needs compiled entries."""
+    made = pytest.importorskip("storage.lmdb._frames")
+    if compiled is None:
+        pytest.skip("the compiled module is not used")
+    return made

@@ -19,6 +19,8 @@ TOPIC_ID = b"t" * 16
 
 
 def compiled():
+    if entry_loops.loops is entry_loops:
+        pytest.skip("the compiled module is not used: it needs compiled entries")
     try:
         return importlib.import_module("gateway.fetch._entry_loops")
     except ImportError as error:

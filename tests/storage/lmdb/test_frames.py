@@ -48,6 +48,7 @@ from storage.lmdb.frames import (
 from storage.lmdb.layout import Row, Slot, key_of, slot_of
 from storage.lmdb.write_burst import Append, DurableLog, Operation, Task
 from storage.log import Entry, LogClosed
+from tests.storage.entries import compiled_frames
 
 MARK = b"the mark"
 
@@ -208,13 +209,13 @@ TIMESTAMPS = st.integers(-(1 << 63), (1 << 63) - 1)
 def test_compiled_function_encodes_the_same(
     entries: list[Entry], place: tuple[int, int, int, int], running: int, position: int
 ) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     arguments = (MARK, *place, entries, running, position)
     assert compiled.encode_append(*arguments) == encode_append(*arguments)
 
 
 def test_compiled_function_refuses_what_has_no_place_in_a_segment() -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     one = Entry(0, 0, -1, b"some")
     for at, mark in (((1 << 32), MARK), (0, b"short")):
         with pytest.raises((OverflowError, ValueError)):
@@ -349,7 +350,7 @@ def stored(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 
 @given(stored(), st.sampled_from([1000, 1000, 1000, 999, 1010, 0]))
 def test_compiled_function_reads_the_same(case: tuple[bytes, list[bytes]], at: int) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     expected = read_frames(MARK, at, *case)
     found = compiled.read_frames(MARK, at, *case)
     assert found == expected
@@ -369,7 +370,7 @@ ROW_BEHIND_OVERFLOW = [row(0, 100), row(1, 170, size=(1 << 32) - 30), row(2, 250
 def test_compiled_function_finds_the_same_adjacent_frames(
     case: tuple[bytes, list[bytes]], largest_gap: int, largest_read: int, inline: int
 ) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     rows: list[Row] = [*case[1], Entry(9, 9, -1, b"stored with its key"), *case[1][:inline]]
     for first, row in enumerate(rows):
         if isinstance(row, bytes):
@@ -379,7 +380,7 @@ def test_compiled_function_finds_the_same_adjacent_frames(
 
 
 def test_compiled_functions_refuse_malformed_rows() -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     with pytest.raises(ValueError, match="64 or 52 bytes"):
         compiled.read_frames(MARK, 0, b"", [b"short"])
     with pytest.raises(ValueError, match="a mark has 8 bytes"):
@@ -533,7 +534,7 @@ def test_only_short_gaps_between_entries_are_read() -> None:
 @needs_nowait
 @given(stored())
 def test_compiled_function_reads_the_same_run(case: tuple[bytes, list[bytes]]) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     data, rows = bytes(1000) + case[0], case[1]
     with segment_of(data) as descriptor:
         for first in range(len(rows) + 1):
@@ -609,7 +610,7 @@ def test_compiled_function_selects_the_same_run(
     most_gaps: int,
     most: int,
 ) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     rows, base, at = b"", 0, 0
     for hole, count, size, segment in shape:
         base += hole
@@ -637,7 +638,7 @@ def test_entries_of_a_run_are_views_of_it() -> None:
 
 
 def test_compiled_functions_refuse_rows_that_do_not_exist() -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     for first, stop in ((-1, 1), (0, 2), (1, 0)):
         with pytest.raises(ValueError, match="no such rows"):
             compiled.read_run(0, MARK, row(0, 0), first, stop)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from storage.lmdb import queries
 from storage.lmdb.layout import LogRow, Row, Slot, key_of
 from storage.log import Entry
+from tests.storage.entries import compiled_frames
 
 NEIGHBOURS = [
     Slot(log_id, base, base + 9, 999, 999, 10, 10) for log_id in (1, 3) for base in (0, 10, 1 << 40)
@@ -199,7 +200,7 @@ def test_read_returns_rows_from_offset_up_to_end_and_max_bytes(
 def test_compiled_function_takes_the_same_rows(
     items: list[tuple[bytes, bytes]], max_bytes: int, most: int
 ) -> None:
-    compiled = pytest.importorskip("storage.lmdb._frames")
+    compiled = compiled_frames()
     assert compiled.take_rows(items, 2, 15, max_bytes, most) == queries.take_rows(
         items, 2, 15, max_bytes, most
     )
