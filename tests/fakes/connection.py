@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -30,6 +31,7 @@ from gateway.security.tenants import Tenants
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from tests.fakes.broker import Threads
+from tests.records.record_sets import batch
 
 PEER = "192.0.2.1:5000"
 
@@ -175,6 +177,19 @@ def request(message: Any, correlation_id: int = 1, client_id: str | None = "test
     """A request of kafka-python's codec as a frame, without its length."""
     message.with_header(correlation_id, client_id)
     return bytes(message.encode(header=True))
+
+
+def produce_request(records: int = 1) -> ProduceRequest:
+    """A request with one batch for partition 0 of the topic "orders"."""
+    topic = ProduceRequest.TopicProduceData
+    sent = topic.PartitionProduceData(index=0, records=bytes(batch(records)))
+    return ProduceRequest(
+        version=11,
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=1000,
+        topic_data=[topic(version=11, name="orders", partition_data=[sent])],
+    )
 
 
 def plain_frame(api_key: int, version: int, body: bytes = b"", correlation_id: int = 1) -> bytes:

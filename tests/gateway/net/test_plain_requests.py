@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from kafka.protocol.producer.produce import ProduceRequest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.protocol import Factory
@@ -24,25 +23,14 @@ from gateway.net.transport import Port
 from gateway.protocol.long_poll import MIN_WAIT_SECONDS
 from gateway.protocol.wire.header import read_header
 from tests.fakes.broker import open_environment
-from tests.fakes.connection import request
+from tests.fakes.connection import produce_request, request
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
-from tests.records.record_sets import batch
 from tests.testkit.settle import settle
-
-Topic = ProduceRequest.TopicProduceData
 
 
 def produce(correlation_id: int, records: int = 1) -> bytes:
     """A request with its length."""
-    sent = Topic.PartitionProduceData(index=0, records=bytes(batch(records)))
-    asked = ProduceRequest(
-        version=11,
-        transactional_id=None,
-        acks=-1,
-        timeout_ms=1000,
-        topic_data=[Topic(version=11, name="orders", partition_data=[sent])],
-    )
-    framed = request(asked, correlation_id=correlation_id, client_id="me")
+    framed = request(produce_request(records), correlation_id=correlation_id, client_id="me")
     return struct.pack(">i", len(framed)) + framed
 
 

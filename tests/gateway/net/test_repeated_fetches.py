@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 from kafka.protocol.consumer.fetch import FetchRequest
-from kafka.protocol.producer.produce import ProduceRequest
 
 from gateway.coroutines import SLICE_ROWS
 from gateway.fetch.fetch_reader import FetchReader
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.header import read_header
 from storage.log import StorageFailed
-from tests.fakes.connection import MemoryClient, request, versions
+from tests.fakes.connection import MemoryClient, produce_request, request, versions
 from tests.fakes.traffic import TrafficScenario
 from tests.gateway.handlers.fetch_requests import batch_entry
 from tests.gateway.handlers.handler_calls import append_entries, decode_response
 from tests.gateway.protocol.wire.implementations import use
-from tests.records.record_sets import batch
 
 Topic = FetchRequest.FetchTopic
 
@@ -70,19 +68,6 @@ def fetch(
         forgotten_topics_data=gone,
         rack_id="",
     )
-
-
-def produce(correlation_id: int) -> bytes:
-    data = ProduceRequest.TopicProduceData
-    sent = data.PartitionProduceData(index=0, records=bytes(batch(1)))
-    asked = ProduceRequest(
-        version=11,
-        transactional_id=None,
-        acks=-1,
-        timeout_ms=1000,
-        topic_data=[data(version=11, name="orders", partition_data=[sent])],
-    )
-    return request(asked, correlation_id=correlation_id)
 
 
 class Consumer:
@@ -336,7 +321,7 @@ def test_produce_keeps_its_header_on_a_connection_that_is_used_for_both(
     monkeypatch.setattr(compiled, "plain_context", record)
     client = consumer.client
     for number in range(4):
-        client.send(produce(number))
+        client.send(request(produce_request(), correlation_id=number))
         client.send(request(fetch({0: 0}), correlation_id=9))
         assert len(client.receive()) == 2
     assert len(made) == 1
