@@ -149,6 +149,74 @@ cdef Py_ssize_t convert_batch(
     is_plain = is_plain and found.written <= records + records // 8
     return wrap_lz4(on, &found, magic, has_time, is_plain)
 
+cdef struct Run:
+    # Messages from `offset` on, of at most `max_bytes`, and what they are from.
+    int magic
+    int64_t offset
+    int64_t max_bytes
+    bint at_least_one
+    bint is_full
+    int64_t batches
+    int64_t offsets
+    int64_t stored
+
+cdef Py_ssize_t plain_room(
+    const uint8_t *data, Py_ssize_t size, int magic, Py_ssize_t *batches, int64_t *records
+) noexcept nogil:
+    """Return the most bytes that uncompressed batches may take as messages, -1 for others.
+
+    Their numbers are subtracted from `batches` and `records`; -1 if these are too small.
+    """
+    cdef Py_ssize_t room = 0, whole
+    cdef int64_t count
+    while size >= BATCH_OVERHEAD and batches[0] > 0:
+        whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
+        if data[MAGIC_AT] != 2 or whole < BATCH_OVERHEAD or whole > size:
+            return -1
+        if data[BATCH_ATTRIBUTES_AT] & (CODEC_MASK | CONTROL_BIT):
+            return -1
+        count = <int32_t>get32(data + BATCH_COUNT_AT)
+        records[0] -= count
+        if not 0 < count <= (whole - BATCH_OVERHEAD) // SMALLEST_RECORD or records[0] < 0:
+            return -1
+        room += whole - BATCH_OVERHEAD + count * (GROWTH_V1 if magic else GROWTH_V0)
+        data += whole
+        size -= whole
+        batches[0] -= 1
+    return -1 if size else room
+
+cdef int convert_run(
+    Places *on, const uint8_t *data, Py_ssize_t size, Run *run
+) noexcept nogil:
+    """Append batches that `plain_room` has measured to the results. Returns -1 if one is invalid.
+
+    `run.is_full` is set if there is no room for more.
+    """
+    cdef Room *into = &on.results
+    cdef Py_ssize_t made, start, last, whole
+    cdef int64_t left
+    while size and not run.is_full:
+        whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
+        made = convert_batch(on, data, whole, run.magic, 0)
+        if made < 0:
+            return -1
+        left = run.max_bytes - <int64_t>into.used
+        if made > left or <int64_t>get64(data) < run.offset:
+            find_cut(into.bytes + into.used, made, run.offset, max(left, 0), &start, &last)
+            run.is_full = made - start > left
+            made = last - start
+            if made > left and (into.used or not run.at_least_one):
+                return 0
+            memmove(into.bytes + into.used, into.bytes + into.used + start, made)
+        if made:
+            run.batches += 1
+            run.offsets += <int64_t><int32_t>get32(data + 23) + 1
+            run.stored += whole
+        into.used += made
+        data += whole
+        size -= whole
+    return 0
+
 cdef bint unpack_lz4(
     const uint8_t *data, Py_ssize_t size, int64_t limit, Room *into, bint *is_plain
 ) noexcept nogil:

@@ -13,13 +13,13 @@ from libc.stdint cimport (
     INT32_MAX, INT64_MAX, int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 )
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from records.errors import Fault, error_of
 from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -358,6 +358,58 @@ def down_all(payloads, int magic, int64_t limit):
         if len(idle) < DESKS_KEPT:
             idle.append(desk)
     return results
+
+
+def down_run(
+    payloads, Py_ssize_t batches, int magic, int64_t offset, int64_t max_bytes, bint at_least_one,
+    int64_t most_records
+):
+    cdef Py_ssize_t count = len(payloads), held = 0, number, room = 0, size
+    cdef PyObject *content = NULL
+    cdef Places on
+    cdef Run run
+    cdef Py_buffer *views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
+    if views == NULL:
+        raise MemoryError
+    memset(&on, 0, sizeof(on))
+    memset(&run, 0, sizeof(run))
+    run.magic, run.offset, run.max_bytes, run.at_least_one = magic, offset, max_bytes, at_least_one
+    try:
+        for payload in payloads:
+            PyObject_GetBuffer(payload, views + held, PyBUF_SIMPLE)
+            held += 1
+            size = plain_room(
+                <const uint8_t *>views[held - 1].buf, views[held - 1].len, magic, &batches,
+                &most_records,
+            )
+            if size < 0:
+                return None
+            room += size
+        if batches:
+            return None
+        content = PyBytes_FromStringAndSize(NULL, room)
+        on.results.bytes, on.results.size = <uint8_t *>PyBytes_AS_STRING(content), room
+        with nogil:
+            for number in range(count):
+                if convert_run(
+                    &on, <const uint8_t *>views[number].buf, views[number].len, &run
+                ):
+                    on.results.used = 0
+                    break
+                if run.is_full:
+                    break
+    finally:
+        while held > 0:
+            held -= 1
+            PyBuffer_Release(views + held)
+        free(views)
+    if not on.results.used:
+        Py_DecRef(content)
+        return None
+    _PyBytes_Resize(&content, on.results.used)
+    result = <object>content
+    Py_DecRef(content)
+    return result, (run.batches, run.offsets, run.stored)
 
 
 def down_messages(messages, int64_t shift):

@@ -261,6 +261,28 @@ def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes |
     return [None] * len(payloads)
 
 
+def down_run(
+    payloads: Sequence[Buffer],
+    batches: int,
+    magic: int,
+    offset: int,
+    max_bytes: int,
+    at_least_one: bool,
+    most_records: int,
+) -> tuple[bytes, tuple[int, int, int]] | None:
+    """Convert `batches` uncompressed batches to messages of format 0 or 1 from `offset` on.
+
+    Each payload is one or more whole batches.
+
+    Returns the whole messages that fit in `max_bytes`, with `at_least_one` the first one in any
+    case; and the number of batches that they are from, of the offsets of these batches, and of
+    their bytes. None if there are no such messages, the batches have more than `most_records`
+    records, or one of them is compressed, a control batch, empty or invalid: these are for the
+    general conversion path. This implementation handles none.
+    """
+    return None
+
+
 def down_messages(messages: Buffer, shift: int) -> Converted:
     """Convert uncompressed magic-1 messages to magic 0, with offsets shifted by `shift`.
 

@@ -18,7 +18,7 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally
@@ -30,6 +30,7 @@ stamp = _pure.stamp
 down_batch = _pure.down_batch
 down_messages = _pure.down_messages
 down_all = _pure.down_all
+down_run = _pure.down_run
 up_messages = _pure.up_messages
 
 
@@ -86,4 +87,5 @@ else:
             down_batch = _kernel.down_batch
             down_messages = _kernel.down_messages
             down_all = _kernel.down_all
+            down_run = _kernel.down_run
             up_messages = _kernel.up_messages

@@ -112,6 +112,16 @@ class SourcePartition(NamedTuple):
     partition: int
 
 
+class ConvertedRun(NamedTuple):
+    """Messages; the number, offsets and bytes of the batches that they are from; and the CPU time
+    in microseconds.
+    """
+
+    messages: bytes
+    counts: tuple[int, int, int]
+    cpu_us: int
+
+
 class Converter:
     """Converts entries and caches the results.
 
@@ -189,6 +199,47 @@ class Converter:
             if results or not entries or budget.left_us <= 0:
                 return results
             # Another request's job ended before it reached the first entry: retry.
+
+    def convert_run(
+        self,
+        payloads: Sequence[Buffer],
+        batches: int,
+        magic: int,
+        offset: int,
+        max_bytes: int,
+        budget: ConversionBudget,
+        *,
+        at_least_one: bool,
+    ) -> ConvertedRun | None:
+        """Convert this many consecutive batches in this thread if that is short.
+
+        Returns what a consumer of `magic` 0 or 1 gets from `offset` on: the whole messages that fit
+        in `max_bytes`, and with `at_least_one` the first one in any case. None if that is nothing,
+        or if a batch is compressed, invalid or anything else that `convert` has to handle.
+
+        The result is not cached: to find the entries in the cache takes as long as this.
+        """
+        if not self._converts_at_once:
+            return None
+        size = sum(map(len, payloads))
+        if not 0 < size <= budget.at_once_bytes:
+            return None
+        begun = thread_time_ns()
+        try:
+            found = kernel.down_run(
+                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records
+            )
+        except MemoryError:
+            found = None
+        if found is None:
+            return None
+        messages, counts = found
+        cpu_us = (thread_time_ns() - begun) // 1000
+        self.conversions += counts[0]
+        budget.at_once_bytes -= size
+        budget.at_once_records -= counts[1]
+        budget.left_us -= cpu_us
+        return ConvertedRun(messages, counts, cpu_us)
 
     def _look_up(
         self,

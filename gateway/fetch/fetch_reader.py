@@ -119,12 +119,11 @@ class FetchReader:
 
         Otherwise returns None, and the next `read` continues.
         """
-        if self._magic < V2_WITHOUT_ZSTD:
-            return None
         result = self._begin()
         self._begun = result
+        order = self._order(partitions)
         try:
-            for cached in partitions:
+            for cached in order:
                 if self.slices.count():
                     return None
                 try:
@@ -140,13 +139,17 @@ class FetchReader:
         finally:
             self._broker.outgoing.release(self._max_reply_bytes)
         self._begun = None
+        if order is not partitions:
+            result.rows = {cached: result.rows[cached] for cached in partitions}
         return result
 
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """Read the partitions in this order. Errors are returned in their rows."""
         result = self._begin()
         begun, self._begun = self._begun, None
-        if begun is not None:
+        if begun is None:
+            self._budget = None
+        else:
             result.rows, result.size = begun.rows, begun.size
         try:
             return await self._read(result, partitions)
@@ -159,7 +162,6 @@ class FetchReader:
         if self._caller.usage is not None:
             wanted = min(wanted, self._caller.usage.max_fetch_bytes)
         self._max_reply_bytes = self._broker.outgoing.reserve(wanted)
-        self._budget = None
         return FetchPass(min(self._request.min_bytes, self._max_reply_bytes // 2 + 1))
 
     async def _read(self, result: FetchPass, partitions: list[CachedPartition]) -> FetchPass:
@@ -230,7 +232,11 @@ class FetchReader:
             if partition.skip_empty(offset, self._magic) != offset:
                 return None
             found, resident = self._read_memory(
-                partition, offset, max(limit, 0), at_least_one=size == 0
+                cached,
+                partition,
+                offset,
+                max(limit, 0),
+                at_least_one=size == 0 or self._request.version < 3,
             )
             if resident or (not found and resident is None):
                 self._unused = None if resident is None else (partition, resident)
@@ -317,7 +323,9 @@ class FetchReader:
         if unused is not None and unused[0] is partition:
             resident = unused[1]
         elif offset < partition.log.end_offset:
-            found, resident = self._read_memory(partition, offset, size, at_least_one=at_least_one)
+            found, resident = self._read_memory(
+                cached, partition, offset, size, at_least_one=at_least_one
+            )
             if found:
                 return found
         for _ in range(MAX_EMPTY_READS):
@@ -326,9 +334,11 @@ class FetchReader:
                 entries = await partition.read(offset, size)
             if entries is not resident:
                 self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
-                as_stored = self._as_stored(entries, offset, limit)
-                if as_stored:
-                    return as_stored
+                ready = self._ready(
+                    cached, partition, entries, offset, limit, at_least_one=at_least_one
+                )
+                if ready:
+                    return ready
             records, offset = await self._select_records(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -344,27 +354,95 @@ class FetchReader:
         return []
 
     def _read_memory(
-        self, partition: Partition, offset: int, limit: int, *, at_least_one: bool
+        self,
+        cached: CachedPartition,
+        partition: Partition,
+        offset: int,
+        limit: int,
+        *,
+        at_least_one: bool,
     ) -> tuple[list[Buffer], list[Entry] | None]:
         """Read what is in memory.
 
-        Returns the records as they are stored, if the consumer can read them, and then no entries;
-        otherwise the entries, which may be none, or None if they are not in memory.
+        Returns the records for the consumer, if they need no conversion or a short one, and then no
+        entries; otherwise the entries, which may be none, or None if they are not in memory.
         """
-        run = None
-        if self._magic >= V2_WITHOUT_ZSTD:
-            run = partition.read_run(offset, limit, at_least_one=at_least_one)
+        run = partition.read_run(offset, limit, at_least_one=at_least_one)
         if run is None:
             entries = partition.read_resident(offset, limit)
             if entries is None:
                 return [], None
             self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
-            as_stored = self._as_stored(entries, offset, limit)
-            return as_stored, [] if as_stored else entries
+            ready = self._ready(
+                cached, partition, entries, offset, limit, at_least_one=at_least_one
+            )
+            return ready, [] if ready else entries
         self._count_read(len(run.payload), run.count)
-        if self._is_as_stored(run, offset, limit):
+        if self._magic < V2_WITHOUT_ZSTD:
+            found = self._convert_run(
+                cached,
+                partition,
+                [run.payload],
+                run.count,
+                offset,
+                limit,
+                at_least_one=at_least_one,
+            )
+            if found:
+                return found, []
+        elif self._is_as_stored(run, offset, limit):
             return [run.payload], []
         return [], run.entries()
+
+    def _ready(
+        self,
+        cached: CachedPartition,
+        partition: Partition,
+        entries: list[Entry],
+        offset: int,
+        limit: int,
+        *,
+        at_least_one: bool,
+    ) -> list[Buffer]:
+        """Return the records if they need no conversion or a short one, else none."""
+        if self._magic >= V2_WITHOUT_ZSTD:
+            return self._as_stored(entries, offset, limit)
+        return self._convert_run(
+            cached,
+            partition,
+            list(map(PAYLOAD, entries)),
+            len(entries),
+            offset,
+            limit,
+            at_least_one=at_least_one,
+        )
+
+    def _convert_run(
+        self,
+        cached: CachedPartition,
+        partition: Partition,
+        payloads: list[Buffer],
+        batches: int,
+        offset: int,
+        limit: int,
+        *,
+        at_least_one: bool,
+    ) -> list[Buffer]:
+        """See `Converter.convert_run`. Returns a list without messages instead of None."""
+        if not partition.config.downconversion_enabled:
+            return []
+        if self._budget is None:
+            self._budget = ConversionBudget(self._caller.owner)
+        found = self._broker.converter.convert_run(
+            payloads, batches, self._magic, offset, limit, self._budget, at_least_one=at_least_one
+        )
+        if found is None:
+            return []
+        traffic, version, topic = self._caller.traffic, self._request.version, cached.key[0]
+        batches, records, size = found.counts
+        traffic.conversion_cpu_used(ApiKey.FETCH, version, topic, found.cpu_us)
+        traffic.converted(ApiKey.FETCH, version, topic, batches=batches, records=records, size=size)
+        return [found.messages]
 
     def _count_read(self, size: int, count: int) -> None:
         """Count what was read, which may be more than is returned."""
@@ -384,7 +462,7 @@ class FetchReader:
 
     def _as_stored(self, entries: list[Entry], offset: int, limit: int) -> list[Buffer]:
         """Return all entries if they are whole batches that the consumer can read, else none."""
-        if self._magic < V2_WITHOUT_ZSTD or not entries or offset > entries[0].base_offset:
+        if not entries or offset > entries[0].base_offset:
             return []
         records: list[Buffer] = list(map(PAYLOAD, entries))
         counts, _, size = kernel.tally(records)

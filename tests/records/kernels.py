@@ -17,6 +17,7 @@ LOOPS = (
     "stamp",
     "down_batch",
     "down_all",
+    "down_run",
     "down_messages",
     "up_messages",
 )
