@@ -15,7 +15,12 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.routes import UNSUPPORTED_VERSION_REPLIES, serves, supported_versions
+from gateway.protocol.routes import (
+    UNSUPPORTED_VERSION_REPLIES,
+    EncodedReply,
+    serves,
+    supported_versions,
+)
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import encode
 from storage.log import Buffer
@@ -30,9 +35,21 @@ async def api_versions(request: Any, caller: Caller) -> Any:
         caller.traffic.software_announced(
             request.client_software_name, request.client_software_version
         )
+    if caller.usage is not None:
+        # The throttle time is behind the ranges.
+        return _response()
+    return EncodedReply([_encoded(caller.api_version)])
+
+
+def _response() -> Any:
     return ApiVersionsResponse(
         error_code=0, api_keys=_ranges(), supported_features=[], finalized_features=[]
     )
+
+
+@cache
+def _encoded(version: int) -> bytes:
+    return encode(_response(), version)
 
 
 @cache
