@@ -148,7 +148,7 @@ bench-groups: $(VENV)/.test
 bench-shared: $(VENV)/.test
 	$(PY) -m bench.shared $(ARGS)
 
-## benchmark the gateway on Apache Pulsar beside a native client (8 minutes; ARGS: --help)
+## benchmark the gateway on Apache Pulsar beside a native client (10 minutes; ARGS: --help)
 bench-pulsar: $(VENV)/.test
 	$(PY) -m bench.pulsar $(ARGS)
 
