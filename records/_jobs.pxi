@@ -196,7 +196,11 @@ cdef int convert_run(
     cdef Py_ssize_t made, start, last, whole
     cdef int64_t left
     while size and not run.is_full:
+        if size < BATCH_OVERHEAD:
+            return -1
         whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
+        if not BATCH_OVERHEAD <= whole <= size:
+            return -1
         made = convert_batch(on, data, whole, run.magic, 0)
         if made < 0:
             return -1

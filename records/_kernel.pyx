@@ -393,10 +393,7 @@ def down_run(
             for number in range(count):
                 if convert_run(
                     &on, <const uint8_t *>views[number].buf, views[number].len, &run
-                ):
-                    on.results.used = 0
-                    break
-                if run.is_full:
+                ) or run.is_full:
                     break
     finally:
         while held > 0:

@@ -274,11 +274,11 @@ def down_run(
 
     Each payload is one or more whole batches.
 
-    Returns the whole messages that fit in `max_bytes`, with `at_least_one` the first one in any
-    case; and the number of batches that they are from, of the offsets of these batches, and of
-    their bytes. None if there are no such messages, the batches have more than `most_records`
-    records, or one of them is compressed, a control batch, empty or invalid: these are for the
-    general conversion path. This implementation handles none.
+    Returns the whole messages before the first invalid batch that fit in `max_bytes`, with
+    `at_least_one` the first one in any case; and the number of batches that they are from, of the
+    offsets of these batches, and of their bytes. None if there are no such messages, the batches
+    have more than `most_records` records, or one of them is compressed, a control batch or empty:
+    these are for the general conversion path. This implementation handles none.
     """
     return None
 

@@ -1,4 +1,4 @@
-"""Converts records for consumers of other formats, off the reactor thread.
+"""Converts records for consumers of other formats, off the reactor thread unless that is short.
 
 `compat.message_sets` and `records` do the conversion. This module adds threads, a cache, and jobs
 shared by all consumers that need the same entries.
@@ -113,8 +113,8 @@ class SourcePartition(NamedTuple):
 
 
 class ConvertedRun(NamedTuple):
-    """Messages; the number, offsets and bytes of the batches that they are from; and the CPU time
-    in microseconds.
+    """Messages; the number of batches that they are from, of their offsets, and of their bytes;
+    and the CPU time in microseconds.
     """
 
     messages: bytes
@@ -211,18 +211,19 @@ class Converter:
         *,
         at_least_one: bool,
     ) -> ConvertedRun | None:
-        """Convert this many consecutive batches in this thread if that is short.
+        """Convert `batches` consecutive batches in this thread if that is short.
 
         Returns what a consumer of `magic` 0 or 1 gets from `offset` on: the whole messages that fit
         in `max_bytes`, and with `at_least_one` the first one in any case. None if that is nothing,
         or if a batch is compressed, invalid or anything else that `convert` has to handle.
 
-        The result is not cached: to find the entries in the cache takes as long as this.
+        The result is not cached: to find the entries in the cache takes as long as this. A batch
+        that takes several fetches is for `convert`, which converts it once.
         """
-        if not self._converts_at_once:
-            return None
         size = sum(map(len, payloads))
-        if not 0 < size <= budget.at_once_bytes:
+        if not self._converts_at_once or not 0 < size <= budget.at_once_bytes:
+            return None
+        if batches == 1 and size > max_bytes:
             return None
         begun = thread_time_ns()
         try:

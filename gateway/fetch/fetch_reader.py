@@ -84,6 +84,7 @@ class FetchReader:
     __slots__ = (
         "_aborted_transactions",
         "_begun",
+        "_begun_order",
         "_broker",
         "_budget",
         "_caller",
@@ -108,9 +109,10 @@ class FetchReader:
         #: Conversion budget of this pass; None until the first conversion.
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
-        #: What `read_at_once` has found when it returned None: rows; then entries of the next
-        #: partition, or its error.
+        #: What `read_at_once` has found when it returned None: rows, and their order; then entries
+        #: of the next partition, or its error.
         self._begun: FetchPass | None = None
+        self._begun_order: list[CachedPartition] | None = None
         self._unused: tuple[Partition, list[Entry]] | None = None
         self._error: tuple[CachedPartition, KafkaError] | None = None
 
@@ -121,7 +123,7 @@ class FetchReader:
         """
         result = self._begin()
         self._begun = result
-        order = self._order(partitions)
+        self._begun_order = order = self._order(partitions)
         try:
             for cached in order:
                 if self.slices.count():
@@ -138,7 +140,7 @@ class FetchReader:
                 result.size += compiled.total(fetched.records)
         finally:
             self._broker.outgoing.release(self._max_reply_bytes)
-        self._begun = None
+        self._begun = self._begun_order = None
         if order is not partitions:
             result.rows = {cached: result.rows[cached] for cached in partitions}
         return result
@@ -172,7 +174,7 @@ class FetchReader:
                 # Open all closed partitions concurrently.
                 self._broker.topics.prefetch(*cached.key)
                 await self.slices.take(PARTITION_OPEN_ROWS)
-        order = self._order(partitions)
+        order, self._begun_order = self._begun_order or self._order(partitions), None
         for cached in order:
             if cached in result.rows:
                 continue
@@ -367,7 +369,10 @@ class FetchReader:
         Returns the records for the consumer, if they need no conversion or a short one, and then no
         entries; otherwise the entries, which may be none, or None if they are not in memory.
         """
-        run = partition.read_run(offset, limit, at_least_one=at_least_one)
+        # Of a batch that does not fit, a consumer of an older format gets the messages that do.
+        run = partition.read_run(
+            offset, limit, at_least_one=at_least_one or self._magic < V2_WITHOUT_ZSTD
+        )
         if run is None:
             entries = partition.read_resident(offset, limit)
             if entries is None:

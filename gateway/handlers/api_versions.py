@@ -36,7 +36,8 @@ async def api_versions(request: Any, caller: Caller) -> Any:
             request.client_software_name, request.client_software_version
         )
     if caller.usage is not None:
-        # The throttle time is behind the ranges.
+        # In an encoded reply the throttle time can be set only at the beginning
+        # (`encode_throttled`); here it is behind the ranges.
         return _response()
     return EncodedReply([_encoded(caller.api_version)])
 

@@ -136,7 +136,6 @@ LONGER[11] += 1
         batch(some(3))[:-1],
         batch(some(3)) + b"x",
         CONTROL,
-        DAMAGED,
         LONGER,
     ],
     ids=[
@@ -147,7 +146,6 @@ LONGER[11] += 1
         "truncated",
         "trailing",
         "control",
-        "damaged",
         "longer",
     ],
 )
@@ -156,6 +154,15 @@ def test_run_with_another_unit_is_left_to_the_general_path(other, is_joined):
     first = batch(some(0))
     payloads = [first + bytes(other)] if is_joined else [first, other]
     assert converted(payloads, 2) is None
+
+
+@pytest.mark.parametrize("is_joined", [False, True], ids=["apart", "joined"])
+def test_run_ends_before_an_invalid_batch(is_joined):
+    batches = [batch(some(0)), bytes(DAMAGED), batch(some(6))]
+    messages, counts = converted([b"".join(batches)] if is_joined else batches, 3)
+    assert [one.offset for one in read_records(messages)] == [0, 1, 2]
+    assert counts == (1, 3, len(batches[0]))
+    assert converted(batches[1:], 2) is None
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3])

@@ -159,6 +159,26 @@ def test_batch_that_does_not_fit_behind_others_is_not_read(env, monkeypatch):
     assert not reads
 
 
+@pytest.mark.parametrize("version", [OLD, OLDER])
+def test_old_consumer_gets_the_messages_that_fit_of_a_batch_behind_others(env, version):
+    env.topic("two", 2)
+    for index in range(2):
+        ended(append(env.partition("two", index).log, [batched(0, 10, size=100)]))
+    partitions = [from_offset(0, max_bytes=500), from_offset(0, 1, max_bytes=500)]
+    found = rows(start_fetch(env, request(version, partitions, topic="two")).result).values()
+    first, second = (offsets(row) for row in found)
+    assert first == second == [0, 1, 2]
+
+
+def test_batch_that_takes_several_fetches_is_converted_once(env):
+    put(env, batched(0, 20, size=100))
+    found: list[int] = []
+    while len(found) < 20:
+        found += offsets(fetch_one(env, OLD, len(found), max_bytes=500), len(found))
+    assert found == [*range(20)]
+    assert env.broker.converter.conversions == 1
+
+
 def rows_counted(monkeypatch):
     counted = []
     real = TimeSlices.count
