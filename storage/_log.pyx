@@ -22,7 +22,7 @@ cdef enum:
 @cython.no_gc
 @cython.freelist(64)
 cdef class RequestBytes:
-    """The bytes of a request, most of which are payloads of entries.
+    """The bytes of a request with payloads of entries.
 
     `payload_bytes` is the size of these payloads, `cached` how many of them a `TailCache` has.
     Nothing changes the bytes any more, and nothing can change their number: they are exported.

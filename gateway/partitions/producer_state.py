@@ -51,7 +51,7 @@ class ProducerStateEntry:
 
 
 #: The stored form.
-_StoredBatch = BatchMetadata
+StoredBatch = BatchMetadata
 
 if not TYPE_CHECKING and compiled.batch_metadata:
     # The same two with C fields.
@@ -306,8 +306,8 @@ class ProducerStateManager(ProducersState):
         return replay_from
 
 
-def _stored_form(metadata: BatchMetadata) -> _StoredBatch:
-    return _StoredBatch(
+def _stored_form(metadata: BatchMetadata) -> StoredBatch:
+    return StoredBatch(
         metadata.epoch,
         metadata.first_sequence,
         metadata.last_sequence,
@@ -323,4 +323,4 @@ def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[_StoredBatch]]]])
+_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[StoredBatch]]]])
