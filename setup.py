@@ -24,6 +24,7 @@ setup(
             ["gateway/protocol/wire/_plain.pyx"],
             depends=[
                 "records/_crc32.h",
+                "storage/_bridge.pxd",
                 "storage/_log.pxd",
                 "gateway/protocol/wire/_dispatch.pxi",
                 "gateway/protocol/wire/_produce.pxi",
@@ -64,6 +65,7 @@ setup(
         Extension(
             "storage._files",
             ["storage/_files.pyx"],
+            depends=["storage/_files.pxd", "storage/_log.pxd"],
             extra_compile_args=["-O3"],
             optional=True,
         ),
@@ -73,6 +75,7 @@ setup(
             depends=[
                 "records/_crc32.h",
                 "storage/_bridge.pxd",
+                "storage/_files.pxd",
                 "storage/_log.pxd",
                 "storage/lmdb/_appends.pxi",
                 "storage/lmdb/_nowait.h",

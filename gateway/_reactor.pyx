@@ -25,10 +25,24 @@ cdef enum:
     MOST_EVENTS = 256
 
 #: Version of the signatures; `reactor.py` expects the same number.
-INTERFACE = 1
+INTERFACE = 2
 
 
-def run_turns(reactor, run_calls, log_bug, double longest_wait, Py_ssize_t most_cancelled):
+cdef class ReactorState:
+    """Attributes of Twisted's reactor and of `GatewayReactor` that each turn uses, as fields."""
+
+    cdef public object _newTimedCalls, _pendingTimedCalls, _cancellations, _justStopped, _started
+    cdef public object threadCallQueue
+    cdef public bint _is_waiting
+
+
+def run_turns(
+    ReactorState reactor not None,
+    run_calls,
+    log_bug,
+    double longest_wait,
+    Py_ssize_t most_cancelled,
+):
     cdef epoll_event[MOST_EVENTS] events
     cdef int epoll = reactor._poller.fileno(), number, count, descriptor, milliseconds, failure
     cdef double wait
@@ -44,7 +58,7 @@ def run_turns(reactor, run_calls, log_bug, double longest_wait, Py_ssize_t most_
             reactor._insertNewDelayedCalls()
         timers = reactor._pendingTimedCalls
         has_timers = bool(timers)
-        wait = timers[0].time - seconds() if has_timers else -1.0
+        wait = <double>timers[0].time - <double>seconds() if has_timers else -1.0
         if (
             (has_timers and not 0 < wait < longest_wait)
             or reactor._justStopped

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from os import EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_read, eventfd_write
 from select import EPOLLIN
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
@@ -48,16 +48,38 @@ MAX_CANCELLED_TIMERS = 50
 #: Longest wait for events. Twisted's `timeout` has the same limit, and is called for longer ones.
 MAX_WAIT_SECONDS = 2_147_483
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Expected INTERFACE of the compiled module; incremented when its function changes."""
 
 ThreadCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
 
+class ReactorState:
+    """The compiled class has the attributes that each turn uses as fields."""
+
+    _is_waiting: bool
+
+
+#: The module whose function is used: the compiled one, or this one.
+loop: Any = sys.modules[__name__]
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import gateway._reactor as _reactor
+    except ImportError:
+        pass
+    else:
+        if _reactor.INTERFACE == _INTERFACE:
+            loop = _reactor
+            if not TYPE_CHECKING:
+                ReactorState = _reactor.ReactorState
+
+
 def install() -> None:
     """Make this the reactor of the process, which must not have one yet."""
-    reactor: Any = GatewayReactor()  # type: ignore[no-untyped-call]  # Twisted's constructor
-    missing = [name for name in USED if not hasattr(reactor, name)]
+    reactor: Any = GatewayReactor()
+    # Fields of the compiled class that Twisted does not set are None.
+    missing = [name for name in USED if getattr(reactor, name, None) is None]
     if missing:
         _log.warning(
             "this version of Twisted needs its own, slower loop", missing=",".join(missing)
@@ -95,12 +117,16 @@ class Waker:
             close(descriptor)
 
 
-class GatewayReactor(EPollReactor):
-    """The reactor of a gateway."""
+class GatewayReactor(ReactorState, EPollReactor):
+    """The reactor of a gateway.
 
-    #: Whether `mainLoop` waits for events, or is about to. Other threads need to wake it only then.
-    #: `iterate` is not supported.
-    _is_waiting = True
+    `_is_waiting` is whether `mainLoop` waits for events, or is about to. Other threads need to wake
+    it only then. `iterate` is not supported.
+    """
+
+    def __init__(self) -> None:
+        self._is_waiting = True
+        super().__init__()  # type: ignore[no-untyped-call]  # Twisted's constructor
 
     def _wakerFactory(self) -> Any:
         return Waker()
@@ -180,16 +206,3 @@ def run_turns(
                 log_bug("the end of a connection failed", bug)
         # No closed connection is kept while the loop waits.
         events = selectable = reason = None
-
-
-#: The module whose function is used: the compiled one, or this one.
-loop: Any = sys.modules[__name__]
-
-if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
-    try:
-        import gateway._reactor as _reactor
-    except ImportError:
-        pass
-    else:
-        if _reactor.INTERFACE == _INTERFACE:
-            loop = _reactor

@@ -28,7 +28,7 @@ cdef extern from * nogil:
 log = logging.getLogger("storage.bridge")
 
 #: Version of the signatures; `bridge.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 
 def clock_seconds():
@@ -45,6 +45,16 @@ def now_ms():
     return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
+cdef class Waiter:
+    """What waits for a Completion in compiled code: two calls without objects for them."""
+
+    cpdef stored(self, result):
+        """The call has ended."""
+
+    cpdef refused(self, failure):
+        """The call has failed."""
+
+
 cdef class Completion:
     @classmethod
     def __class_getitem__(cls, _):
@@ -59,26 +69,39 @@ cdef class Completion:
         else:
             self.errback(self._failure)
 
+    cdef watch(self, Waiter waiter):
+        """As `when_ended`."""
+        if self._has_ended:
+            self.when_ended(waiter.stored, waiter.refused)
+        else:
+            self._waiter = waiter
+
     def callback(self, result):
         self.succeed(result)
 
     cdef succeed(self, result):
         self._has_ended = True
-        if self._done is None:
+        if self._done is None and self._waiter is None:
             self._result = result
             return
         try:
-            self._done(result)
+            if self._waiter is not None:
+                self._waiter.stored(result)
+            else:
+                self._done(result)
         except Exception:
             log.exception("bug: the callback of a completed call failed")
 
     def errback(self, failure):
         self._has_ended = True
-        if self._done is None:
+        if self._done is None and self._waiter is None:
             self._failure = failure
             return
         try:
-            self._failed(failure)
+            if self._waiter is not None:
+                self._waiter.refused(failure)
+            else:
+                self._failed(failure)
         except Exception:
             log.exception("bug: the callback of a failed call failed")
 

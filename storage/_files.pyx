@@ -11,11 +11,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.string cimport memset
+
+from storage._log cimport Entry
 
 cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void* iov_base
-        size_t iov_len
     ssize_t pwritev(int descriptor, const iovec* parts, int count, int64_t position)
 
 cdef extern from "<unistd.h>" nogil:
@@ -38,16 +38,12 @@ cdef extern from "<signal.h>" nogil:
     int pthread_sigmask(int how, const sigset_t* signals, sigset_t* before)
 
 cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_t:
-        pass
     int pthread_create(
         pthread_t* thread, const void* kind, void* (*run)(void*) noexcept nogil, void* argument
     )
     int pthread_join(pthread_t thread, void** result)
 
 cdef extern from "<semaphore.h>" nogil:
-    ctypedef struct sem_t:
-        pass
     int sem_init(sem_t* semaphore, int is_shared, unsigned int count)
     int sem_post(sem_t* semaphore)
     int sem_wait(sem_t* semaphore)
@@ -67,7 +63,7 @@ cdef extern from "<sys/resource.h>" nogil:
     int getrlimit(int resource, rlimit* limit)
 
 #: Version of the functions' signatures; `files.py` expects the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 
 cdef int64_t room_on(const char* directory, int64_t written) noexcept nogil:
@@ -115,30 +111,37 @@ cdef int sync_data(int descriptor) noexcept nogil:
 
 
 cdef class Pieces:
-    """Buffers that are written together; held as long as this object. At most IOV_MAX."""
+    """Buffers that are written together; held as long as this object. At most IOV_MAX.
 
-    cdef Py_buffer* views
-    cdef iovec* parts
-    cdef int count
+    The list does not change. Entries whose payload is in a request stand for their payloads.
+    """
 
     def __cinit__(self, list buffers not None):
         cdef Py_ssize_t number, count = len(buffers)
-        self.views = <Py_buffer*>PyMem_Malloc(count * sizeof(Py_buffer) or 1)
-        self.parts = <iovec*>PyMem_Malloc(count * sizeof(iovec) or 1)
-        if self.views == NULL or self.parts == NULL:
+        cdef Py_buffer* view
+        cdef iovec* part
+        self.views = <Py_buffer*>PyMem_Malloc(count * (sizeof(Py_buffer) + sizeof(iovec)) or 1)
+        if self.views == NULL:
             raise MemoryError
+        self.parts = <iovec*>(self.views + count)
+        # For the entries in it.
+        self.buffers = buffers
         for number in range(count):
-            PyObject_GetBuffer(buffers[number], self.views + number, PyBUF_SIMPLE)
+            view, part = self.views + number, self.parts + number
+            buffer = buffers[number]
+            if type(buffer) is Entry and (<Entry>buffer).request is not None:
+                part.iov_base, part.iov_len = <void*>(<Entry>buffer).at, (<Entry>buffer).size
+                memset(view, 0, sizeof(Py_buffer))
+            else:
+                PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
+                part.iov_base, part.iov_len = view.buf, view.len
             self.count += 1
-            self.parts[number].iov_base = self.views[number].buf
-            self.parts[number].iov_len = self.views[number].len
 
     def __dealloc__(self):
         cdef int number
         for number in range(self.count):
             PyBuffer_Release(self.views + number)
         PyMem_Free(self.views)
-        PyMem_Free(self.parts)
 
 
 def store(
@@ -166,24 +169,6 @@ def store(
     return room
 
 
-cdef struct Call:
-    # A call of `store`; `begun` and `ended` pass it to the thread and back. The thread ends when
-    # `begun` is posted without a call.
-    sem_t begun
-    int ended
-    bint is_made
-    int descriptor
-    iovec* parts
-    int count
-    int64_t position
-    const char* directory
-    int64_t written
-    int64_t least
-    bint syncs
-    int64_t room
-    int failure
-
-
 cdef void* make_calls(void* argument) noexcept nogil:
     cdef Call* call = <Call*>argument
     cdef uint64_t one = 1
@@ -206,12 +191,6 @@ cdef void* make_calls(void* argument) noexcept nogil:
 @cython.no_gc_clear
 cdef class FlushThread:
     """See `storage.files.Flusher`."""
-
-    cdef Call call
-    cdef pthread_t thread
-    cdef int process
-    cdef Pieces pieces
-    cdef bytes directory
 
     def __cinit__(self):
         cdef sigset_t every, before
@@ -245,6 +224,18 @@ cdef class FlushThread:
         int64_t least,
         bint syncs,
     ):
+        self.begin_call(descriptor, buffers, position, directory, written, least, syncs)
+
+    cdef begin_call(
+        self,
+        int descriptor,
+        list buffers,
+        int64_t position,
+        bytes directory,
+        int64_t written,
+        int64_t least,
+        bint syncs,
+    ):
         if self.pieces is not None or not self.process:
             raise RuntimeError("one call is made at a time, by an open thread")
         self.pieces, self.directory = Pieces(buffers), directory
@@ -256,13 +247,19 @@ cdef class FlushThread:
         sem_post(&self.call.begun)
 
     def end(self):
+        cdef int64_t room
+        return room if self.end_call(&room) else None
+
+    cdef bint end_call(self, int64_t* room) except -1:
+        """As `end`: sets `room`, or returns False."""
         cdef uint64_t count
         if read(self.call.ended, &count, sizeof(count)) < 0:
-            return None
+            return False
         self.pieces = None
         if self.call.failure:
             raise OSError(self.call.failure, os.strerror(self.call.failure))
-        return self.call.room
+        room[0] = self.call.room
+        return True
 
     def close(self):
         self._end()

@@ -300,7 +300,7 @@ def _run_or_log(call: Callable[[], None]) -> None:
         log.exception("bug: a callback from a storage thread failed")
 
 
-_INTERFACE = 2
+_INTERFACE = 3
 """Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):

@@ -191,7 +191,7 @@ class DiskFiles(Files):
         return free if limit == resource.RLIM_INFINITY else min(free, limit - written)
 
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 _store: Callable[..., Any] | None = None

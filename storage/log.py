@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -121,14 +121,22 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return f"Entry({self.base_offset}-{self.last_offset}, {len(self.payload)} bytes)"
 
 
+_INTERFACE = 2
+"""Expected INTERFACE of the compiled module; incremented when something in it changes."""
+
+compiled: Any = None
+"""The module with compiled classes for this module and `tail.py`, if it is available."""
+
 if not TYPE_CHECKING and os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     try:
         import storage._log as _log
     except ImportError:
         pass
     else:
-        # The compiled version, which other compiled modules require.
-        Entry = _log.Entry
+        if getattr(_log, "INTERFACE", 1) == _INTERFACE:
+            compiled = _log
+            # The compiled version, which other compiled modules require.
+            Entry = _log.Entry
 
 
 class EntryRun(msgspec.Struct, frozen=True, gc=False):
@@ -310,17 +318,28 @@ class PartitionLog(Protocol):
         ...
 
 
-class LogStatus:
+class _LogStatusState:
+    __slots__ = ("end_reason", "watchers")
+
+    end_reason: StorageError | None
+    watchers: list[Callable[[], None]]
+
+
+if not TYPE_CHECKING and compiled:
+    _LogStatusState = compiled.LogStatusState
+
+
+class LogStatus(_LogStatusState):
     """Whether a log is open, and the watchers of its changes.
 
     Every `PartitionLog` has one. `end_reason` is set once the log is closed or fenced.
     """
 
-    __slots__ = ("end_reason", "watchers")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self.end_reason: StorageError | None = None
-        self.watchers: list[Callable[[], None]] = []
+        self.end_reason = None
+        self.watchers = []
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self.watchers.append(on_change)

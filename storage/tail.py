@@ -4,6 +4,9 @@ Consumers at the end of a log are served from here, without a transaction and wi
 
 One size limit holds for the store; entries are evicted in append order across all logs. So the
 cache holds a contiguous tail of each log, or nothing of it.
+
+`_log.pyx` has the state of a `CachedTail` in C fields, and `TailCache`. The compiled cache also
+keeps a request with several payloads that are most of its bytes; the one here copies each of them.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import accumulate
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from storage.log import Entry
+from storage.log import Entry, compiled
 
 ENTRY_OVERHEAD = 300
 """Estimated memory of an entry in bytes besides its payload; bounds the number of empty entries."""
@@ -28,7 +32,19 @@ EVICTED = Entry(-1, -1, -1, b"")
 """Placeholder for an evicted entry until the list is trimmed; frees the payload at once."""
 
 
-class CachedTail:
+class _CachedTailState:
+    __slots__ = ("begin", "cleared", "entries")
+
+    entries: list[Entry]
+    begin: int
+    cleared: int
+
+
+if not TYPE_CHECKING and compiled:
+    _CachedTailState = compiled.CachedTailState
+
+
+class CachedTail(_CachedTailState):
     """The cached entries of one log.
 
     `begin` is the index of the first one: evicted entries are removed from the list in larger
@@ -36,10 +52,10 @@ class CachedTail:
     was due.
     """
 
-    __slots__ = ("begin", "cleared", "entries")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries = []
         self.begin = 0
         self.cleared = 0
 
@@ -121,3 +137,7 @@ class TailCache:
             oldest, cost = self._arrivals.popleft()
             oldest.evict_oldest()
             self._held -= cost
+
+
+if not TYPE_CHECKING and compiled:
+    TailCache = compiled.TailCache

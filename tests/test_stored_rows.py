@@ -19,7 +19,7 @@ from gateway.groups.consumer.consumer_member import (
 )
 from gateway.groups.offsets import offset_rows
 from gateway.partitions.latest_records import DeleteHorizon
-from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
+from gateway.partitions.producer_state import ProducerStateManager, StoredBatch
 from gateway.security import client_quotas
 from gateway.security.quotas import QuotaEntity
 from storage.lmdb import layout
@@ -110,7 +110,7 @@ ARRAYS = {
         b"\x95\x11\x03\xa7note \xc3\xa9" + TIME_BYTES + b"\xcf\x00\x00\x01\x8b\xcf\xe6\xee\xa0",
     ),
     "batch of an idempotent producer": (
-        BatchMetadata(
+        StoredBatch(
             epoch=1,
             first_sequence=0,
             last_sequence=9,

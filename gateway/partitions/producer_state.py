@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
 
 from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.wire import compiled
+from gateway.protocol.wire.compiled import ProducersState
 from records import BatchHeader
 
 #: Batches remembered per producer: the maximum in flight with idempotence enabled (KIP-98).
@@ -47,14 +50,23 @@ class ProducerStateEntry:
     topic_name: str = ""
 
 
-class ProducerStateManager:
+#: The stored form.
+StoredBatch = BatchMetadata
+
+if not TYPE_CHECKING and compiled.batch_metadata:
+    # The same two with C fields.
+    BatchMetadata = compiled.batch_metadata
+    ProducerStateEntry = compiled.producer_state_entry
+
+
+class ProducerStateManager(ProducersState):
     """The producers of one partition.
 
     At most `limit` producers are kept; the least recently active is evicted first. Producers with
     in-flight batches are kept even over the limit: otherwise retries would be stored again.
     """
 
-    __slots__ = ("_limit", "_producers")
+    __slots__ = ("_limit",)
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -215,7 +227,14 @@ class ProducerStateManager:
             return
         last_offset = base_offset + batch.last_offset_delta
         producer.batches = [
-            structs.replace(metadata, base_offset=base_offset, last_offset=last_offset)
+            BatchMetadata(
+                metadata.epoch,
+                metadata.first_sequence,
+                metadata.last_sequence,
+                base_offset,
+                last_offset,
+                metadata.log_append_time,
+            )
             if metadata.base_offset == queued_offset
             else metadata
             for metadata in producer.batches
@@ -263,7 +282,9 @@ class ProducerStateManager:
             for producer_id, producer in self._producers.items()
             if (
                 durable := [
-                    metadata for metadata in producer.batches if metadata.last_offset < durable_end
+                    _stored_form(metadata)
+                    for metadata in producer.batches
+                    if metadata.last_offset < durable_end
                 ]
             )
         ]
@@ -275,9 +296,25 @@ class ProducerStateManager:
         Raises msgspec.DecodeError.
         """
         replay_from, rows = _DECODER.decode(snapshot)
-        for producer_id, last_seen, batches in rows[-self._limit :]:
-            self._producers[producer_id] = ProducerStateEntry(batches, last_seen)
+        try:
+            for producer_id, last_seen, batches in rows[-self._limit :]:
+                self._producers[producer_id] = ProducerStateEntry(
+                    [BatchMetadata(*structs.astuple(one)) for one in batches], last_seen
+                )
+        except OverflowError as error:
+            raise msgspec.DecodeError(f"a number has more than 64 bits: {error}") from error
         return replay_from
+
+
+def _stored_form(metadata: BatchMetadata) -> StoredBatch:
+    return StoredBatch(
+        metadata.epoch,
+        metadata.first_sequence,
+        metadata.last_sequence,
+        metadata.base_offset,
+        metadata.last_offset,
+        metadata.log_append_time,
+    )
 
 
 def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
@@ -286,4 +323,4 @@ def _predecessor_of(metadata: BatchMetadata) -> BatchMetadata:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[BatchMetadata]]]])
+_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[StoredBatch]]]])

@@ -16,15 +16,15 @@ from cpython.pythread cimport (
     PyThread_release_lock,
     PyThread_type_lock,
 )
-from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.errno cimport errno
 from libc.string cimport memset
 
 from storage._bridge cimport Completion, ReactorCallQueue
+from storage._files cimport FlushThread
+from storage._log cimport CachedTailState, LogStatusState, OpenLog, TailCache
 
 from storage.files import MOST_BUFFERS
 from storage.lmdb.layout import Place
-from storage.tail import ENTRY_OVERHEAD, EVICTED
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t read(int descriptor, void* to, size_t size)
@@ -48,9 +48,7 @@ cdef extern from "<sys/timerfd.h>" nogil:
 
 logger = logging.getLogger("storage.lmdb.write_queue")
 
-cdef int64_t OVERHEAD = ENTRY_OVERHEAD
 cdef Py_ssize_t MOST_PARTS = MOST_BUFFERS
-cdef object new_tuple = tuple.__new__
 # Of the journal; set before they are used.
 cdef int64_t first_step = 0, largest_step = 0, largest_filled_write = 0
 
@@ -139,20 +137,33 @@ cdef class Turn:
 cdef class StoreState:
     """Of an `LmdbStore`."""
 
-    cdef public object settings, tail
+    cdef public object settings
+    cdef public TailCache tail
     cdef public dict _changed_logs
     cdef public bint _is_open
     cdef public int64_t _queued_bytes, _queued_operations
     cdef public WriteQueue _queue
 
 
-cdef class LogState:
+cdef class LogState(OpenLog):
     """Of an `LmdbLog`."""
 
     cdef public StoreState _store
-    cdef public object _log_id, _cached_tail, status
+    cdef public CachedTailState _cached_tail
+    cdef public LogStatusState status
+    cdef public object _log_id
     cdef public str _failure
-    cdef public int64_t next_offset, end_offset, size, _in_flight
+    cdef public int64_t size, _in_flight
+
+    cdef queue_entry(self, Entry entry):
+        return queue_append(self, entry, (entry,))
+
+
+cdef class PendingState:
+    """Of a `PendingIndex`."""
+
+    cdef public object rows
+    cdef public int64_t count
 
 
 cdef class WriteQueue:
@@ -305,11 +316,22 @@ cdef class GatheringTimer:
 cdef class JournalState:
     """Of a `Journal`: its end, and the writes of the flusher behind it."""
 
-    cdef public object end, _file, _folder
-    cdef public bytes mark
+    cdef uint64_t end_segment
+    cdef int64_t end_at
+    cdef public SegmentState _file
+    cdef public bytes mark, _folder
     cdef public int64_t held_bytes, segment_bytes, _reserve_bytes, _durable_to
     cdef public int64_t _least_room, _growth
     cdef public bint _syncs_appends, _is_synced, _is_cut, _is_left, is_filling
+
+    @property
+    def end(self):
+        """A Place, which any thread may read."""
+        return Place(self.end_segment, self.end_at)
+
+    @end.setter
+    def end(self, end):
+        self.end_segment, self.end_at = end
 
     cpdef int64_t flusher_limit(self) except -1:
         """Up to where `begin_write` can write, if this is the common case; otherwise 0.
@@ -341,6 +363,8 @@ cdef class JournalState:
     cpdef begin_write(self, flusher, list buffers, int64_t at):
         """Begin to write frames of appends from the end to `at`, within the limit.
 
+        `buffers` are bytes, and entries for their payloads.
+
         Does not block.
 
         Before `end_write` has ended it, only `read` and `lacks_zeros` may be called, and
@@ -350,34 +374,51 @@ cdef class JournalState:
         self._growth = max(at - file.size, 0)
         # As `_reserve` and `_store`.
         self._least_room = max(self._reserve_bytes - self.held_bytes, 0) + self._growth
-        flusher.begin(
-            file._descriptor,
-            buffers,
-            <object>PyTuple_GET_ITEM(self.end, 1),
-            self._folder,
-            file.size,
-            self._least_room,
-            self._syncs_appends,
-        )
+        if type(flusher) is FlushThread:
+            (<FlushThread>flusher).begin_call(
+                file._descriptor,
+                buffers,
+                self.end_at,
+                self._folder,
+                file.size,
+                self._least_room,
+                self._syncs_appends,
+            )
+        else:
+            flusher.begin(
+                file._descriptor,
+                [payload_of(<Entry>one) if type(one) is Entry else one for one in buffers],
+                self.end_at,
+                self._folder,
+                file.size,
+                self._least_room,
+                self._syncs_appends,
+            )
         if self._growth:
             # Not otherwise: `fill_ahead` may change it at the same time.
             file.size = at
 
-    cpdef bint end_write(self, flusher, at) except -1:
+    cpdef bint end_write(self, flusher, int64_t at) except -1:
         """End `begin_write`: the journal ends at the position `at`. False if it has not ended yet.
 
         Raises JournalFailed. Then `clean_up` has to be called.
         """
+        cdef int64_t room = 0
         try:
-            room = flusher.end()
+            if type(flusher) is FlushThread:
+                if not (<FlushThread>flusher).end_call(&room):
+                    return False
+            else:
+                found = flusher.end()
+                if found is None:
+                    return False
+                room = found
         except OSError as error:
             raise self._flusher_failed(error, 0) from error
-        if room is None:
-            return False
         if room < self._least_room:
             raise self._flusher_failed(None, room)
         self._is_synced = self._syncs_appends
-        self.end = new_tuple(Place, (<object>PyTuple_GET_ITEM(self.end, 0), at))
+        self.end_at = at
         if self._is_synced:
             self._durable_to = at
         return True
@@ -461,20 +502,23 @@ cdef class FlusherBursts:
         cdef JournalState journal = self.journal
         cdef int64_t at, limit = journal.flusher_limit()
         cdef Frames staged
+        cdef PendingState pending
         state = self.state
+        if not limit:
+            return False
+        pending = state.pending
         if (
-            not limit
-            or not 0 < <int64_t>state.pending.count < self.most_rows
+            not 0 < pending.count < self.most_rows
             or state.failing
             or state.is_unresolved
         ):
             return False
-        at = <object>PyTuple_GET_ITEM(journal.end, 1)
+        at = journal.end_at
         staged = stage_appends(
             operations,
             state.logs,
             journal.mark,
-            <object>PyTuple_GET_ITEM(journal.end, 0),
+            journal.end_segment,
             at,
             journal._durable_to,
             limit,
@@ -486,7 +530,8 @@ cdef class FlusherBursts:
         ):
             return False
         if (
-            <int64_t>staged.at - at <= largest_filled_write
+            not journal.is_filling
+            and <int64_t>staged.at - at <= largest_filled_write
             and journal.may_lack_zeros(<int64_t>staged.at)
             and journal.lacks_zeros
         ):
@@ -572,6 +617,7 @@ cpdef Frames stage_appends(
     if end > limit:
         return None
     frames = Frames(mark, segment, at, durable_to, [])
+    frames.has_entries = True
     frames.rows, frames.logs = rows, changed
     for operation in operations:
         append = <Append>operation
@@ -600,8 +646,8 @@ cpdef Frames stage_appends(
 
 cdef publish(Frames staged, state):
     """Make the entries of a burst readable; as `Burst.publish`."""
-    pending = state.pending
-    cdef dict rows = pending.rows
+    cdef PendingState pending = state.pending
+    cdef dict rows = <dict?>pending.rows
     cdef Py_ssize_t count = 0
     (<dict?>state.logs).update(staged.logs)
     for log_id, keys in staged.rows.items():
@@ -617,24 +663,22 @@ cdef publish(Frames staged, state):
 def append(LogState log, entries):
     """`LmdbLog.append`; in the common case, compiled."""
     cdef Append queued = None
-    if type(entries) is tuple:
-        queued = queue_append(log, <tuple>entries)
+    if type(entries) is tuple and len(<tuple>entries) == 1:
+        queued = queue_append(log, (<tuple>entries)[0], entries)
     return log.append_any(entries) if queued is None else queued
 
 
-cdef Append queue_append(LogState log, tuple entries):
+cdef Append queue_append(LogState log, Entry entry, tuple entries):
     """Queue an append of one entry and return it."""
     cdef int64_t first, last, size
-    cdef Entry entry
     cdef Append append
     cdef StoreState store = log._store
-    if len(entries) != 1 or log.status.end_reason is not None or log._failure:
+    if log.status.end_reason is not None or log._failure:
         return None
-    entry = entries[0]
     first, last = entry.base_offset, entry.last_offset
     if first != log.next_offset or last < first or store._queue is None or not store._is_open:
         return None
-    size = len(entry.payload)
+    size = payload_size(entry)
     if store._queued_operations:
         settings = store.settings
         if (
@@ -669,6 +713,7 @@ cdef bint complete_appends(list appends) except -1:
     cdef LogState log
     cdef Append append
     cdef Entry entry
+    cdef LogStatusState status
     for append in appends:
         log = append.log
         if log._failure:
@@ -684,7 +729,7 @@ cdef bint complete_appends(list appends) except -1:
         log.size += append.size
         for entry in entries:
             log.end_offset = entry.last_offset + 1
-            add_to_tail(store.tail, log._cached_tail, entry)
+            store.tail.add(log._cached_tail, entry)
         status = log.status
         if status.watchers:
             store._changed_logs[status] = None
@@ -693,43 +738,3 @@ cdef bint complete_appends(list appends) except -1:
     for append in appends:
         append.succeed(None)
     return True
-
-
-cdef add_to_tail(tail, cached, Entry entry):
-    """As `TailCache.add`."""
-    cdef int64_t held, limit, cost
-    payload = entry.payload
-    cost = len(payload)
-    if isinstance(payload, memoryview):
-        buffer = payload.obj
-        if type(buffer) in (bytes, bytearray) and cost * 8 >= len(buffer) * 7:
-            cost = len(buffer)
-        else:
-            entry = new_entry(
-                entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
-            )
-    cost += OVERHEAD
-    (<list?>cached.entries).append(entry)
-    tail._arrivals.append((cached, cost))
-    held, limit = tail._held + cost, tail._limit
-    while held > limit:
-        oldest, cost = tail._arrivals.popleft()
-        evict_oldest(oldest)
-        held -= <int64_t>cost
-    tail._held = held
-
-
-cdef evict_oldest(cached):
-    """As `CachedTail.evict_oldest`."""
-    cdef Py_ssize_t begin
-    cdef list entries
-    if cached.cleared:
-        cached.cleared -= 1
-        return
-    entries, begin = cached.entries, cached.begin
-    entries[begin] = EVICTED
-    begin += 1
-    if begin * 2 > len(entries):
-        del entries[:begin]
-        begin = 0
-    cached.begin = begin

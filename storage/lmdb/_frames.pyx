@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from storage._log cimport Entry, new_entry
+from storage._log cimport Entry, new_entry, payload_of, payload_size
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -29,7 +29,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 10
+INTERFACE = 11
 
 cdef enum:
     MARK_BYTES = 8
@@ -65,21 +65,30 @@ cdef inline uint64_t get64(const uint8_t* at) noexcept nogil:
     return <uint64_t>get32(at) << 32 | get32(at + 4)
 
 
-cdef uint32_t checksum(payload, uint32_t* size) except? 0:
+cdef uint32_t checksum(Entry entry, uint32_t* size) except? 0:
+    """Return the CRC of the payload, and set its size."""
     cdef Py_buffer view
     cdef uint32_t crc
-    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    if entry.request is not None:
+        return checksum_of(entry.at, entry.size, size)
+    PyObject_GetBuffer(payload_of(entry), &view, PyBUF_SIMPLE)
     try:
-        if view.len > <Py_ssize_t>UINT32_MAX:
-            raise OverflowError("a payload has at most 4 GiB")
-        size[0] = <uint32_t>view.len
-        if view.len < LARGE_BYTES:
-            crc = kopgate_crc32(<const uint8_t*>view.buf, view.len)
-        else:
-            with nogil:
-                crc = kopgate_crc32(<const uint8_t*>view.buf, view.len)
+        crc = checksum_of(<const uint8_t*>view.buf, view.len, size)
     finally:
         PyBuffer_Release(&view)
+    return crc
+
+
+cdef uint32_t checksum_of(const uint8_t* at, Py_ssize_t count, uint32_t* size) except? 0:
+    cdef uint32_t crc
+    if count > <Py_ssize_t>UINT32_MAX:
+        raise OverflowError("a payload has at most 4 GiB")
+    size[0] = <uint32_t>count
+    if count < LARGE_BYTES:
+        crc = kopgate_crc32(at, count)
+    else:
+        with nogil:
+            crc = kopgate_crc32(at, count)
     return crc
 
 
@@ -90,7 +99,9 @@ cdef class Frames:
     cdef uint64_t segment
     cdef readonly uint64_t at
     cdef uint32_t durable_to
+    # Bytes, and if `has_entries` also entries, for their payloads.
     cdef readonly list buffers
+    cdef bint has_entries
     # Of staged appends: rows by log id, and the changed logs.
     cdef readonly dict rows, logs
 
@@ -115,10 +126,9 @@ cdef class Frames:
         cdef Entry entry
         for number in range(count):
             entry = entries[number]
-            payload = entry.payload
             base_offset, last_offset = entry.base_offset, entry.last_offset
             timestamp = entry.max_timestamp
-            crc = checksum(payload, &size)
+            crc = checksum(entry, &size)
             if self.at > UINT32_MAX:
                 raise OverflowError("a segment has at most 4 GiB")
             place = put32(put64(fields, self.segment), <uint32_t>self.at)
@@ -131,7 +141,10 @@ cdef class Frames:
             put32(header + MARK_BYTES, kopgate_crc32(fields, PLACE_BYTES + FIELD_BYTES))
             memcpy(header + START_BYTES, fields + PLACE_BYTES, FIELD_BYTES)
             self.buffers.append(buffer)
-            self.buffers.append(payload)
+            if self.has_entries and entry.request is not None:
+                self.buffers.append(entry)
+            else:
+                self.buffers.append(payload_of(entry))
             position[0] += size
             if timestamp > running[0]:
                 running[0] = timestamp

@@ -26,6 +26,7 @@ from isal.isal_zlib import crc32
 from storage.bridge import Completion
 from storage.lmdb.layout import SLOT, Row, Slot, slot_of
 from storage.log import Buffer, Entry, StorageError, StorageFailed
+from storage.log import compiled as compiled_log
 
 SEGMENT_HEADER = Struct(">8s8sQQII")
 """Magic, mark of the store, `SegmentHeader`, CRC-32 of all before it."""
@@ -502,7 +503,7 @@ def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entr
     return entries
 
 
-_INTERFACE = 10
+_INTERFACE = 11
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
@@ -514,8 +515,12 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        # Both modules for an append are compiled, or none.
-        if _frames.INTERFACE == _INTERFACE and issubclass(_frames.Append, Completion):
+        # All modules for an append are compiled, or none.
+        if (
+            _frames.INTERFACE == _INTERFACE
+            and issubclass(_frames.Append, Completion)
+            and compiled_log is not None
+        ):
             compiled = _frames
 
 # Bases of the classes whose state compiled code uses: they have the attributes in C fields.
@@ -525,12 +530,15 @@ if TYPE_CHECKING or compiled is None:
 
     class LogState: ...
 
+    class PendingState: ...
+
     class SegmentState: ...
 
     class StoreState: ...
 
 else:
     JournalState, LogState = compiled.JournalState, compiled.LogState
+    PendingState = compiled.PendingState
     SegmentState, StoreState = compiled.SegmentState, compiled.StoreState
 
 # The compiled functions, or those above, which are the reference.

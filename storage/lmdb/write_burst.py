@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import Completion
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.frames import FRAME, compiled, encode_table_rows
+from storage.lmdb.frames import FRAME, PendingState, compiled, encode_table_rows
 from storage.lmdb.journal import Journal
 from storage.lmdb.layout import (
     CHECKPOINT,
@@ -160,7 +160,7 @@ class StoreAccess(Protocol):
     def keep_ahead(self, log: Any, size: int, /) -> None: ...
 
 
-class PendingIndex:
+class PendingIndex(PendingState):
     """Rows that are not committed yet: of `entries`, per log in the order of offsets, and of
     `tables`, where None deletes a row.
 

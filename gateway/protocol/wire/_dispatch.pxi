@@ -438,9 +438,9 @@ cdef class SocketState:
         cdef int failure
         if connection is None or not self.connected:
             return self._read()
-        with nogil:
-            size = recv(self._descriptor, arrived, MOST_READ, 0)
-            failure = errno
+        # With the GIL: it does not block, and to release and take the GIL costs more than it does.
+        size = recv(self._descriptor, arrived, MOST_READ, 0)
+        failure = errno
         if size < 0:
             return None if failure in (EAGAIN, EINTR, ENOBUFS) else CONNECTION_LOST
         if not size:
@@ -487,8 +487,7 @@ cdef class SocketState:
             return False
         data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
         start, size = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
-        with nogil:
-            sent = send(self._descriptor, start, size, MSG_NOSIGNAL)
+        sent = send(self._descriptor, start, size, MSG_NOSIGNAL)
         self.last_sent = self._seconds()
         if sent < size:
             # An error is reported when the reactor finds the socket writable.

@@ -8,6 +8,7 @@ Without this module everything works the same, only slower. The input is untrust
 bounds-checked.
 """
 
+cimport cython
 from cpython.bytearray cimport (
     PyByteArray_AS_STRING,
     PyByteArray_FromStringAndSize,
@@ -28,7 +29,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 8
+INTERFACE = 9
 
 cdef enum:
     HEADER_BYTES = 61

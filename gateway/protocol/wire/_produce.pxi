@@ -5,9 +5,11 @@ import logging
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memcmp
 
+from storage._bridge cimport Completion, Waiter
+from storage._log cimport Entry, OpenLog, RequestBytes, entry_in_request, request_bytes
+
 from gateway.coroutines import when_ended
 from records import BatchHeader
-from storage.bridge import Completion
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +19,8 @@ cdef enum:
     TRANSACTIONAL = 0x10
     BATCHES_OF_FORMAT_2 = 16
     BATCHES_TO_RETAIN = 5
-    # Smaller batches are copied once: the store's cache keeps them when the request is freed.
+    # Of a request that is not mostly batches, smaller ones are copied once: the store's cache keeps
+    # them when the request is freed.
     COPIED_BYTES = 4096
 
 
@@ -31,21 +34,84 @@ cdef struct Part:
 cdef class PlainProduce
 
 
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class BatchMetadata:
+    """As `gateway.partitions.producer_state.BatchMetadata`."""
+
+    cdef readonly int64_t epoch, first_sequence, last_sequence, base_offset, last_offset
+    cdef readonly int64_t log_append_time
+
+    def __init__(
+        self,
+        int64_t epoch,
+        int64_t first_sequence,
+        int64_t last_sequence,
+        int64_t base_offset,
+        int64_t last_offset,
+        int64_t log_append_time=-1,
+    ):
+        self.epoch, self.first_sequence, self.last_sequence = epoch, first_sequence, last_sequence
+        self.base_offset, self.last_offset = base_offset, last_offset
+        self.log_append_time = log_append_time
+
+    def __eq__(self, other):
+        return type(other) is BatchMetadata and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self):
+        return hash(self.__reduce__())
+
+    def __reduce__(self):
+        return BatchMetadata, (
+            self.epoch,
+            self.first_sequence,
+            self.last_sequence,
+            self.base_offset,
+            self.last_offset,
+            self.log_append_time,
+        )
+
+    def __repr__(self):
+        return f"BatchMetadata{self.__reduce__()[1]}"
+
+
+cdef class ProducerStateEntry:
+    """As `gateway.partitions.producer_state.ProducerStateEntry`."""
+
+    cdef public list batches
+    cdef public int64_t last_seen
+    cdef public str topic_name
+
+    def __init__(self, list batches not None, int64_t last_seen, str topic_name not None=""):
+        self.batches, self.last_seen, self.topic_name = batches, last_seen, topic_name
+
+
+cdef class ProducersState:
+    """Of a `gateway.partitions.producer_state.ProducerStateManager`."""
+
+    cdef public dict _producers
+
+
 cdef class OpenPartitionState:
     """The part of `gateway.partitions.partition.Partition` that each append needs."""
 
-    cdef public object log, producers, recovery, _queued_appends
+    cdef public object log, recovery, _queued_appends
+    cdef public ProducersState producers
     cdef public dict in_flight
     cdef public int64_t plain_bytes, unsaved_bytes, unsaved_batches
     cdef public bint keeps_timestamps
 
 
-cdef class InFlightAppend:
+@cython.final
+cdef class InFlightAppend(Waiter):
     """As `gateway.partitions.partition.InFlightAppend`, which describes it."""
 
     cdef readonly int64_t end_offset
     cdef OpenPartitionState _partition
-    cdef object _batch, _records, _failure
+    cdef object _batch, _failure
+    # With the records; only for batches of producers.
+    cdef Entry _entry
     cdef int64_t _queued_offset, _base_offset, _log_append_time, _now
     cdef Py_ssize_t _size
     cdef PlainProduce _request
@@ -54,11 +120,11 @@ cdef class InFlightAppend:
 
     @property
     def batch(self):
-        if self._has_producer and self._batch is None and self._records is not None:
-            self._batch = header_of(self._records)
+        if self._has_producer and self._batch is None and self._entry is not None:
+            self._batch = header_of(self._entry.payload)
         return self._batch
 
-    def stored(self, assigned):
+    cpdef stored(self, assigned):
         cdef OpenPartitionState partition = self._partition
         try:
             partition.unsaved_bytes += self._size
@@ -72,7 +138,7 @@ cdef class InFlightAppend:
             self._failure = bug
         self.end()
 
-    def refused(self, failure):
+    cpdef refused(self, failure):
         try:
             self._failure = self._partition.forget_refused(self.batch, self.result(), failure)
         except Exception as bug:
@@ -84,7 +150,7 @@ cdef class InFlightAppend:
 
     cdef end(self):
         self._has_ended = True
-        self._records = None
+        self._entry = None
         request, self._request = self._request, None
         waiting, self._waiting = self._waiting, None
         if request is not None:
@@ -146,21 +212,33 @@ cdef header_of(records):
 
 
 cdef InFlightAppend queue_next(
-    OpenPartitionState partition, frame, Py_ssize_t at, Py_ssize_t size, int64_t now, str called
+    OpenPartitionState partition,
+    frame,
+    RequestBytes request,
+    Py_ssize_t at,
+    Py_ssize_t size,
+    int64_t now,
+    str called,
 ):
     """As `Partition.queue_batch`, for a batch without a producer or the next one of its producer.
 
-    None in any other case; then nothing has changed. The producer's timestamps are kept.
+    None in any other case; then nothing has changed. The producer's timestamps are kept. `request`
+    has the bytes of `frame` if it is mostly batches; otherwise it is None.
     """
     cdef unsigned char* batch = <unsigned char*>PyByteArray_AS_STRING(frame) + at
-    cdef int64_t producer_id = be64(batch + 43), base_offset, last_offset, timestamp
+    cdef int64_t producer_id = be64(batch + 43), base_offset, last_offset, end_offset, timestamp
     cdef int32_t sequence = <int32_t>be32(batch + 53), delta = <int32_t>be32(batch + 23)
+    cdef int32_t leader_epoch
     cdef int16_t epoch = be16(batch + 51)
     cdef bint has_producer = producer_id >= 0
     cdef InFlightAppend append
     cdef Sink sink
     cdef list batches
     cdef dict states
+    cdef ProducerStateEntry state
+    cdef BatchMetadata last
+    cdef OpenLog compiled_log = None
+    cdef Entry entry
     if partition._queued_appends or not partition.keeps_timestamps:
         return None
     if has_producer:
@@ -169,57 +247,72 @@ cdef InFlightAppend queue_next(
         if state is None:
             return None
         known = state.topic_name
-        if called != known and called and known:
+        if called is not known and called != known and called and known:
             return None
         batches = state.batches
         if not batches:
             return None
         last = batches[len(batches) - 1]
-        if sequence != (<int64_t>last.last_sequence + 1) & 0x7FFFFFFF or epoch != last.epoch:
+        if sequence != (last.last_sequence + 1) & 0x7FFFFFFF or epoch != last.epoch:
             return None
     partition_log = partition.log
-    base_offset, end_offset = partition_log.next_offset, partition_log.end_offset
+    if isinstance(partition_log, OpenLog):
+        compiled_log = <OpenLog>partition_log
+        base_offset, end_offset = compiled_log.next_offset, compiled_log.end_offset
+        leader_epoch = <int32_t>compiled_log.leader_epoch
+    else:
+        base_offset, end_offset = partition_log.next_offset, partition_log.end_offset
+        leader_epoch = partition_log.leader_epoch
     sink.bytes, sink.at = batch, 0
     put64(&sink, base_offset)
     sink.at = 12
-    put32(&sink, partition_log.leader_epoch)
+    put32(&sink, leader_epoch)
     last_offset, timestamp = base_offset + delta, be64(batch + 35)
-    if size <= COPIED_BYTES:
-        records = PyBytes_FromStringAndSize(<const char*>batch, size)
+    if timestamp < 0:
+        timestamp = now
+    if request is not None:
+        entry = entry_in_request(base_offset, last_offset, timestamp, request, at, size)
     else:
-        records = memoryview(frame)[at : at + size]
-    waiting = partition_log.append(
-        (new_entry(base_offset, last_offset, timestamp if timestamp >= 0 else now, records),)
-    )
+        if size <= COPIED_BYTES:
+            records = PyBytes_FromStringAndSize(<const char*>batch, size)
+        else:
+            records = memoryview(frame)[at : at + size]
+        entry = new_entry(base_offset, last_offset, timestamp, records)
+    waiting = None
+    if compiled_log is not None:
+        waiting = compiled_log.queue_entry(entry)
+    if waiting is None:
+        waiting = partition_log.append((entry,))
     append = InFlightAppend.__new__(InFlightAppend)
     append._partition, append._has_producer, append._size = partition, has_producer, size
     append._queued_offset = append._base_offset = base_offset
     append._log_append_time, append._now, append.end_offset = -1, now, end_offset
     if has_producer:
-        append._records = records
+        append._entry = entry
         # As `ProducerStateManager.append`.
         if len(states) > 1:
             states[producer_id] = states.pop(producer_id)
         state.last_seen = now
         if called:
             state.topic_name = called
-        batches.append(
-            type(last)(
-                epoch,
-                sequence,
-                (<int64_t>sequence + delta) & 0x7FFFFFFF,
-                base_offset,
-                last_offset,
-                -1,
-            )
-        )
+        last = BatchMetadata.__new__(BatchMetadata)
+        last.epoch, last.first_sequence = epoch, sequence
+        last.last_sequence = (<int64_t>sequence + delta) & 0x7FFFFFFF
+        last.base_offset, last.last_offset, last.log_append_time = base_offset, last_offset, -1
+        batches.append(last)
         if len(batches) > BATCHES_TO_RETAIN:
-            durable_end = partition_log.end_offset
-            while len(batches) > BATCHES_TO_RETAIN and batches[1].last_offset < durable_end:
+            if compiled_log is not None:
+                end_offset = compiled_log.end_offset
+            else:
+                end_offset = partition_log.end_offset
+            while (
+                len(batches) > BATCHES_TO_RETAIN
+                and (<BatchMetadata?>batches[1]).last_offset < end_offset
+            ):
                 del batches[0]
         partition.in_flight[base_offset] = append
     if isinstance(waiting, Completion):
-        waiting.when_ended(append.stored, append.refused)
+        (<Completion>waiting).watch(append)
     else:
         when_ended(waiting, append.stored, append.refused)
     return append
@@ -248,7 +341,7 @@ cdef class PlainProduce:
     cdef public bint is_appending
     cdef public double deadline
     cdef Part* _parts
-    cdef Py_ssize_t _count, _missing
+    cdef Py_ssize_t _count, _missing, _batch_bytes
     cdef list _partitions
     cdef PlainContext _served
     cdef DispatchState _dispatch
@@ -344,12 +437,17 @@ cdef class PlainProduce:
         cdef Part* part
         cdef Py_ssize_t number
         cdef const unsigned char* bytes = <const unsigned char*>PyByteArray_AS_STRING(self.frame)
+        cdef RequestBytes request = None
+        if self._batch_bytes * 8 >= PyByteArray_GET_SIZE(self.frame) * 7:
+            request = request_bytes(self.frame, self._batch_bytes)
         self.appends = []
         for number in range(self._count):
             part = self._parts + number
             partition, topic = self._partitions[number], self.topics[part.topic]
             called = topic if type(topic) is str else ""
-            append = queue_next(partition, self.frame, part.at, part.size, now, called)
+            append = queue_next(
+                partition, self.frame, request, part.at, part.size, now, called
+            )
             if append is None:
                 records = memoryview(self.frame)[part.at : part.at + part.size]
                 batch = made(bytes + part.at, BatchHeader)
@@ -487,13 +585,16 @@ cdef class PlainProduce:
             put_length(&sink, end - number, compact, True)
             while number < end:
                 append = self.appends[number]
+                log = append._partition.log
                 put_row(
                     &sink,
                     self._parts[number].index,
                     0,
                     append._base_offset,
                     append._log_append_time,
-                    append._partition.log.start_offset,
+                    (<OpenLog>log).start_offset
+                    if isinstance(log, OpenLog)
+                    else <int64_t>log.start_offset,
                     self.version,
                     compact,
                 )
@@ -580,6 +681,7 @@ cpdef PlainProduce plain_produce(
             part.count, part.codec = <int32_t>be32(batch + 57), be16(batch + 21) & CODEC_MASK
             part.has_producer = be64(batch + 43) >= 0
             request._count += 1
+            request._batch_bytes += part.size
             if head.compact and not no_tags(&source):
                 return None
         if head.compact and not no_tags(&source):

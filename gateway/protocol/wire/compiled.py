@@ -18,7 +18,7 @@ from storage.log import Buffer
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 8
+_INTERFACE = 9
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -32,6 +32,7 @@ def _total(buffers: Iterable[Buffer]) -> int:
 
 
 batch: Callable[..., Any] = _unavailable
+batch_metadata: Any = None
 fetch_reply: Callable[..., Any] = _unavailable
 fetch_request: Callable[..., Any] = _unavailable
 frames: Callable[..., Any] = _unavailable
@@ -40,6 +41,7 @@ in_flight_append: Callable[..., Any] = _unavailable
 plain_context: Callable[..., Any] = _unavailable
 plain_produce: Callable[..., Any] = _unavailable
 plain_work: Callable[..., Any] = _unavailable
+producer_state_entry: Any = None
 repeated_work: Callable[..., Any] = _unavailable
 reply: Callable[..., Any] = _unavailable
 request: Callable[..., Any] = _unavailable
@@ -107,6 +109,14 @@ class LongPollState:
     _has_partial_request: bool
     _limit: float | None
     _overlaps: bool
+
+
+class ProducersState:
+    """`gateway.partitions.producer_state.ProducerStateManager`."""
+
+    __slots__ = ("_producers",)
+
+    _producers: dict[int, Any]
 
 
 class OpenPartitionState:
@@ -275,3 +285,6 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
                 ConnectionState, SocketState = _plain.ConnectionState, _plain.SocketState
                 DispatchState, LongPollState = _plain.DispatchState, _plain.LongPollState
                 OpenPartitionState, SessionState = _plain.OpenPartitionState, _plain.SessionState
+                ProducersState = _plain.ProducersState
+                batch_metadata = _plain.BatchMetadata
+                producer_state_entry = _plain.ProducerStateEntry
