@@ -18,7 +18,8 @@ SOURCES := gateway auth compat records storage reports tests bench
 # The environment is updated when one of these changes; the packages are installed in editable mode.
 INPUTS := pyproject.toml constraints.txt \
 	$(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.p[yx][xi] \
-	gateway/fetch/*.pyx storage/*.p[yx][xd] storage/lmdb/*.p[yx][xi] storage/pulsar/client/*.pyx \
+	gateway/fetch/*.pyx storage/*.p[yx][xd] storage/lmdb/*.p[yx][xi] \
+	storage/pulsar/client/*.p[yx][xi] \
 	storage/pulsar/client/*.h)
 
 # python-gssapi is built from source, with the headers of libkrb5-dev. Without it the tests of
@@ -195,7 +196,7 @@ clean:
 	rm -f gateway/_reactor.c gateway/_reactor*.so
 	rm -f gateway/fetch/_entry_loops.c gateway/fetch/_entry_loops*.so
 	rm -f storage/_bridge.c storage/_bridge*.so storage/_files.c storage/_files*.so
-	rm -f storage/_log.c storage/_log*.so
+	rm -f storage/_log.c storage/_log*.so storage/_tail.c storage/_tail*.so
 	rm -f storage/lmdb/_frames.c storage/lmdb/_frames*.so
 	rm -f storage/pulsar/client/_library.c storage/pulsar/client/_library*.so
 

@@ -62,6 +62,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "storage._tail",
+            ["storage/_tail.pyx"],
+            depends=["storage/_log.pxd", "storage/_tail.pxd"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "storage._files",
             ["storage/_files.pyx"],
             extra_compile_args=["-O3"],
@@ -74,6 +81,7 @@ setup(
                 "records/_crc32.h",
                 "storage/_bridge.pxd",
                 "storage/_log.pxd",
+                "storage/_tail.pxd",
                 "storage/lmdb/_appends.pxi",
                 "storage/lmdb/_nowait.h",
             ],
@@ -84,7 +92,13 @@ setup(
         Extension(
             "storage.pulsar.client._library",
             ["storage/pulsar/client/_library.pyx"],
-            depends=["storage/pulsar/client/_library.h"],
+            depends=[
+                "storage/_bridge.pxd",
+                "storage/_log.pxd",
+                "storage/_tail.pxd",
+                "storage/pulsar/client/_appends.pxi",
+                "storage/pulsar/client/_library.h",
+            ],
             include_dirs=["storage/pulsar/client"],
             extra_compile_args=["-O3"],
             optional=True,

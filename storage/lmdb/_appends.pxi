@@ -21,10 +21,10 @@ from libc.errno cimport errno
 from libc.string cimport memset
 
 from storage._bridge cimport Completion, ReactorCallQueue
+from storage._tail cimport add_to_tail
 
 from storage.files import MOST_BUFFERS
 from storage.lmdb.layout import Place
-from storage.tail import ENTRY_OVERHEAD, EVICTED
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t read(int descriptor, void* to, size_t size)
@@ -48,7 +48,6 @@ cdef extern from "<sys/timerfd.h>" nogil:
 
 logger = logging.getLogger("storage.lmdb.write_queue")
 
-cdef int64_t OVERHEAD = ENTRY_OVERHEAD
 cdef Py_ssize_t MOST_PARTS = MOST_BUFFERS
 cdef object new_tuple = tuple.__new__
 # Of the journal; set before they are used.
@@ -693,43 +692,3 @@ cdef bint complete_appends(list appends) except -1:
     for append in appends:
         append.succeed(None)
     return True
-
-
-cdef add_to_tail(tail, cached, Entry entry):
-    """As `TailCache.add`."""
-    cdef int64_t held, limit, cost
-    payload = entry.payload
-    cost = len(payload)
-    if isinstance(payload, memoryview):
-        buffer = payload.obj
-        if type(buffer) in (bytes, bytearray) and cost * 8 >= len(buffer) * 7:
-            cost = len(buffer)
-        else:
-            entry = new_entry(
-                entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload)
-            )
-    cost += OVERHEAD
-    (<list?>cached.entries).append(entry)
-    tail._arrivals.append((cached, cost))
-    held, limit = tail._held + cost, tail._limit
-    while held > limit:
-        oldest, cost = tail._arrivals.popleft()
-        evict_oldest(oldest)
-        held -= <int64_t>cost
-    tail._held = held
-
-
-cdef evict_oldest(cached):
-    """As `CachedTail.evict_oldest`."""
-    cdef Py_ssize_t begin
-    cdef list entries
-    if cached.cleared:
-        cached.cleared -= 1
-        return
-    entries, begin = cached.entries, cached.begin
-    entries[begin] = EVICTED
-    begin += 1
-    if begin * 2 > len(entries):
-        del entries[:begin]
-        begin = 0
-    cached.begin = begin
