@@ -3,8 +3,8 @@
 #
 # The functions return None or False, and have changed nothing, unless it is the common case: one
 # entry, whose offset is reserved, and which the broker stores. Then the Python code, which handles
-# all cases, takes over. The classes ...State are bases of Python classes; `InFlightMessage` replaces
-# the Python class of the same name.
+# all cases, takes over. The classes ...State are bases of Python classes; `InFlightMessage`
+# replaces the Python class of the same name.
 
 import logging
 

@@ -443,8 +443,8 @@ cdef class Producer:
     cdef void* producer
     # Must not be freed before the producer.
     cdef Client client
-    #: Called in the reactor's thread with a list of (context, result, ledger id, entry id). Without an
-    #: error the result is 0.
+    #: Called in the reactor's thread with a list of (context, result, ledger id, entry id).
+    #: Without an error the result is 0.
     cdef public object on_responses
 
     def send(self, object context, bytes payload, dict properties):

@@ -88,9 +88,7 @@ class BulkClient:
         self, reactor: WatchingReactor, reactor_calls: ReactorCallQueue
     ) -> ResponseDispatcher:
         """Dispatch responses to the producers, in the thread of `reactor`."""
-        made: ResponseDispatcher = compiled.ResponseDispatcher(
-            self._client, reactor, reactor_calls
-        )
+        made: ResponseDispatcher = compiled.ResponseDispatcher(self._client, reactor, reactor_calls)
         return made
 
     def close(self) -> None:

@@ -307,9 +307,7 @@ async def test_closed_producer_refuses_messages(open_client, target):
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_closing_the_client_answers_messages_in_flight(
-    open_client, kind, target, between
-):
+async def test_closing_the_client_answers_messages_in_flight(open_client, kind, target, between):
     client = await open_client()
     sender = await Sender.open(client, target.topic)
     context = object()

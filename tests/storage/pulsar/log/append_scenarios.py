@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pulsar
 
-from storage.log import Entry, LogClosed, StorageFailed
+from storage.log import Entry, StorageFailed
 from storage.pulsar.client.exclusive_producer import IN_FLIGHT_OVERHEAD, InFlightLimit, LogEnd
 from storage.pulsar.client.partition_producers import SingleProducer
 from storage.pulsar.log import offset_index
@@ -23,7 +23,7 @@ from storage.pulsar.log.partition_rows import PartitionRow, PartitionState
 from storage.tail import TailCache
 from tests.storage.pulsar.fake_client import FakeClient, FakeProducer, FakeTable, Ok, Timeout
 
-STEPS = 60
+STEPS = 100
 SPACING = 150
 """Initial distance of index entries, so that a scenario has several."""
 
@@ -44,7 +44,7 @@ class Scenario:
         is_empty = random.random() < 0.2
         self.told: list[object] = []
         self.client = FakeClient(
-            reserve_offsets=random.choice([6, 60]),
+            reserve_offsets=random.choice([6, 60, 1000]),
             message_bytes=MAX_MESSAGE_OVERHEAD + 80,
             index_marks=4,
         )
@@ -81,19 +81,19 @@ class Scenario:
             self.log.watch(lambda: self.told.append(("changed", self.log.end_offset)))
 
     def step(self, name: int) -> None:
-        kind = self.random.choice(["append"] * 8 + ["answer"] * 4 + ["land"] * 2 + ["rare"])
+        kind = self.random.choice(["append"] * 6 + ["answer"] * 5 + ["land"] * 3 + ["rare"])
         if kind == "append":
             self._append(name)
         elif kind == "answer":
-            self._answer([Ok] * self.random.randrange(1, 4))
+            self._answer([Ok] * self.random.randrange(1, 6))
         elif kind == "land" and self.table.puts:
-            error = StorageFailed("no answer") if self.random.random() < 0.1 else None
+            error = StorageFailed("no answer") if self.random.random() < 0.05 else None
             self.table.land(error)
-        elif self.random.random() < 0.15:
+        elif self.random.random() < 0.03:
             self._answer([Ok] * self.random.randrange(2) + [self.random.choice(FAILURES), Ok])
-        elif self.random.random() < 0.05:
+        elif self.random.random() < 0.02:
             self.log.close()
-        elif self.random.random() < 0.05:
+        elif self.random.random() < 0.02:
             self.producer.refuses = pulsar.AlreadyClosed()
 
     def _append(self, name: int) -> None:
@@ -111,10 +111,10 @@ class Scenario:
     def _entries(self) -> Any:
         """Mostly one entry at the end of the log, in a tuple."""
         random, entries = self.random, []
-        offset = self.log.next_offset + random.choice([0] * 12 + [1])
-        for _ in range(random.choice([1] * 12 + [0, 2])):
-            last = offset + random.choice([0] * 8 + [3, 3, 3, -1])
-            size = random.choice([random.randrange(80), random.randrange(80), 81])
+        offset = self.log.next_offset + random.choice([0] * 20 + [1])
+        for _ in range(random.choice([1] * 20 + [0, 2])):
+            last = offset + random.choice([0] * 12 + [3] * 6 + [-1])
+            size = random.choice([random.randrange(80)] * 15 + [81])
             payload = random.choice([bytes, bytes, bytearray, memoryview])(bytes(size))
             entries.append(Entry(offset, last, random.randrange(-1, 9), payload))
             offset = last + 1
