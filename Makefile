@@ -18,7 +18,8 @@ SOURCES := gateway auth compat records storage reports tests bench
 # The environment is updated when one of these changes; the packages are installed in editable mode.
 INPUTS := pyproject.toml constraints.txt \
 	$(wildcard setup.py records/*.p[yx][xi] records/*.h gateway/protocol/wire/*.p[yx][xi] \
-	gateway/fetch/*.pyx storage/*.p[yx][xd] storage/lmdb/*.p[yx][xi] storage/pulsar/client/*.pyx \
+	gateway/*.pyx gateway/fetch/*.pyx storage/*.p[yx][xd] storage/lmdb/*.p[yx][xi] \
+	storage/pulsar/client/*.p[yx][xi] \
 	storage/pulsar/client/*.h)
 
 # python-gssapi is built from source, with the headers of libkrb5-dev. Without it the tests of

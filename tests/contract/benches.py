@@ -167,12 +167,12 @@ class PulsarBench:
         from storage.pulsar.store import PulsarStore
 
         assert isinstance(store, PulsarStore)
-        usual = store._in_flight_limit._limits
-        store._in_flight_limit._limits = usual[0], 1
+        limit = store._in_flight_limit
+        usual, limit.limit_operations = limit.limit_operations, 1
         try:
             yield
         finally:
-            store._in_flight_limit._limits = usual
+            limit.limit_operations = usual
 
     def close(self) -> None:
         self._between.close()

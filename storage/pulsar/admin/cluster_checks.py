@@ -23,7 +23,7 @@ from storage.pulsar.admin.cluster_problems import ClusterProblem, Remedies
 from storage.pulsar.admin.cluster_setup import set_up
 from storage.pulsar.admin.namespace_probe import ProbeResult, probe
 from storage.pulsar.client.pulsar_client import PulsarClient
-from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
+from storage.pulsar.log.entry_messages import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.namespaces import (
     NamespacePolicies,

@@ -109,8 +109,8 @@ cdef extern from "_library.h" nogil:
     void* pulsar_message_id_deserialize(const void*, uint32_t)
     void pulsar_message_id_free(void*)
 
-#: Version of the signatures; `bulk_client.py` expects the same number.
-INTERFACE = 2
+#: Version of the signatures; `compiled_client.py` expects the same number.
+INTERFACE = 3
 
 cdef enum:
     # pulsar/c/result.h
@@ -416,31 +416,6 @@ cdef class Client:
             raise error_of(result)
         return producer
 
-    def fileno(self):
-        """An eventfd that is readable if there are responses to take."""
-        return self.responses.descriptor
-
-    def take_responses(self):
-        """The responses since the last call, in order: {producer: [(context, result, ledger id,
-        entry id)]}. Without an error the result is 0. For one thread.
-        """
-        cdef dict taken = {}
-        cdef list of_producer = None
-        cdef void* producer = NULL
-        cdef response* one = take_responses(self.responses)
-        cdef response* following
-        while one != NULL:
-            if one.producer != producer:
-                producer = one.producer
-                of_producer = taken.setdefault(<object>producer, [])
-            of_producer.append((<object>one.context, one.result, one.ledger, one.entry))
-            Py_DECREF(<object>one.context)
-            Py_DECREF(<object>one.producer)
-            following = one.next
-            free(one)
-            one = following
-        return taken
-
     def close(self):
         """Blocks. Raises the library's errors."""
         cdef int result
@@ -468,27 +443,38 @@ cdef class Producer:
     cdef void* producer
     # Must not be freed before the producer.
     cdef Client client
-    #: Called in the reactor's thread with responses of `take_responses`.
+    #: Called in the reactor's thread with a list of (context, result, ledger id, entry id).
+    #: Without an error the result is 0.
     cdef public object on_responses
 
     def send(self, object context, bytes payload, dict properties):
-        """Send a message, which the library copies. `Client.take_responses` returns `context` with
+        """Send a message, which the library copies. `on_responses` is called with `context` and
         the outcome, once. Properties are text without NUL.
         """
         cdef const char* names[MOST_PROPERTIES]
         cdef const char* values[MOST_PROPERTIES]
-        cdef const char* data = payload
-        cdef size_t size = len(payload)
-        cdef int count = 0, number
-        cdef void* message
-        cdef response* one
+        cdef int count = 0
         if len(properties) > MOST_PROPERTIES:
             raise ValueError(f"a message has at most {MOST_PROPERTIES} properties")
         for name, value in properties.items():
             names[count] = PyUnicode_AsUTF8(name)
             values[count] = PyUnicode_AsUTF8(value)
             count += 1
-        one = <response*>calloc(1, sizeof(response))
+        self.post(context, payload, len(payload), count, names, values)
+
+    cdef int post(
+        self,
+        object context,
+        const char* data,
+        size_t size,
+        int count,
+        const char** names,
+        const char** values,
+    ) except -1:
+        """As `send`. Nothing has changed if it raises MemoryError."""
+        cdef int number
+        cdef void* message
+        cdef response* one = <response*>calloc(1, sizeof(response))
         if one == NULL:
             raise MemoryError
         one.list = self.client.responses
@@ -506,6 +492,7 @@ cdef class Producer:
                 pulsar_message_set_property(message, names[number], values[number])
             pulsar_producer_send_async(self.producer, message, on_response, one)
             pulsar_message_free(message)
+        return 0
 
     def close(self):
         """Blocks. Raises the library's errors."""
@@ -609,3 +596,6 @@ cdef class Reader:
         if self.reader != NULL:
             with nogil:
                 pulsar_reader_free(self.reader)
+
+
+include "_appends.pxi"

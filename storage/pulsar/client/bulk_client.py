@@ -8,42 +8,27 @@ library's default there, 10 s. Its readers begin behind their start.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import pulsar
-from twisted.python.failure import Failure
 
 from storage.bridge import ReactorCallQueue, WatchingReactor
 from storage.pulsar.client.bulk_readers import BulkReader
+from storage.pulsar.client.compiled_client import BINDING_REASON, compiled
 from storage.pulsar.client.partition_producers import PartitionProducer
 from storage.pulsar.log.offset_index import Position
 
-log = logging.getLogger(__name__)
+__all__ = ["BINDING_REASON", "BulkClient", "ResponseDispatcher", "compiled"]
 
-_INTERFACE = 2
-"""Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
-compiled: Any = None
-"""The compiled module; None if it is not built, or the library lacks a function."""
+class ResponseDispatcher(Protocol):
+    """Passes each burst of responses to the producers; in the reactor's thread."""
 
-BINDING_REASON = ""
-"""Why `compiled` is None."""
-
-if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
-    BINDING_REASON = "KOPGATE_PURE_PYTHON is set"
-else:
-    try:
-        import storage.pulsar.client._library as _library
-    except ImportError as error:
-        BINDING_REASON = str(error)
-    else:
-        if _library.INTERFACE == _INTERFACE:
-            compiled = _library
-        else:
-            BINDING_REASON = "the compiled module has another version"
+    def close(self) -> None:
+        """Dispatch the last responses. Call it after the client was closed."""
+        ...
 
 
 class BulkClient:
@@ -103,45 +88,8 @@ class BulkClient:
         self, reactor: WatchingReactor, reactor_calls: ReactorCallQueue
     ) -> ResponseDispatcher:
         """Dispatch responses to the producers, in the thread of `reactor`."""
-        return ResponseDispatcher(self._client, reactor, reactor_calls)
+        made: ResponseDispatcher = compiled.ResponseDispatcher(self._client, reactor, reactor_calls)
+        return made
 
     def close(self) -> None:
         self._client.close()
-
-
-class ResponseDispatcher:
-    """Passes each burst of responses to the producers; in the reactor's thread.
-
-    The library's thread wakes the reactor once per burst, without the GIL.
-    """
-
-    def __init__(
-        self, client: Any, reactor: WatchingReactor, reactor_calls: ReactorCallQueue
-    ) -> None:
-        self._client = client
-        self._reactor = reactor
-        self._reactor_calls = reactor_calls
-        self.fileno: Callable[[], int] = client.fileno
-        reactor.addReader(self)
-
-    def doRead(self) -> None:
-        """Raises nothing: the reactor would not watch it any longer."""
-        self._reactor_calls.run(self._dispatch)
-
-    def _dispatch(self) -> None:
-        for producer, responses in self._client.take_responses().items():
-            try:
-                producer.on_responses(responses)
-            except Exception:
-                log.exception("bug: responses from Pulsar could not be handled")
-
-    def close(self) -> None:
-        """Dispatch the last responses. Call it after the client was closed."""
-        self._reactor.removeReader(self)
-        self.doRead()
-
-    def connectionLost(self, reason: Failure) -> None:
-        """The reactor has ended."""
-
-    def logPrefix(self) -> str:
-        return "pulsar"

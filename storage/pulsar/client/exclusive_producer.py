@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pulsar
@@ -17,7 +17,9 @@ from twisted.internet.defer import Deferred, succeed
 
 from storage.bridge import Completion
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
+from storage.pulsar.client.compiled_client import InFlightState, ProducerState, compiled
 from storage.pulsar.client.partition_producers import (
+    IN_FLIGHT_OVERHEAD,
     OK,
     PartitionProducer,
     Response,
@@ -29,17 +31,12 @@ from storage.pulsar.log.offset_index import Position
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT_OVERHEAD = 2500
-"""Memory of a message in flight in bytes besides its payload, here and in the library, as measured
-with messages of 20 bytes.
-"""
 
-
-class InFlightLimit:
+class InFlightLimit(InFlightState):
     """Limits on bytes and messages in flight over all logs of a store."""
 
     def __init__(self, limit_bytes: int, limit_operations: int) -> None:
-        self._limits = limit_bytes, limit_operations
+        self.limit_bytes, self.limit_operations = limit_bytes, limit_operations
         self.reserved_bytes = 0
         self.reserved_operations = 0
 
@@ -48,7 +45,7 @@ class InFlightLimit:
 
         A single message is always accepted if nothing else is in flight.
         """
-        limit_bytes, limit_operations = self._limits
+        limit_bytes, limit_operations = self.limit_bytes, self.limit_operations
         reserved, operations = self.reserved_bytes + size, self.reserved_operations
         if operations and (reserved > limit_bytes or operations >= limit_operations):
             raise StorageFailed(
@@ -116,11 +113,15 @@ class InFlightMessage(Completion[None]):
         self.is_released = False
 
 
+if not TYPE_CHECKING and compiled:
+    InFlightMessage = compiled.InFlightMessage
+
+
 class FencedByOtherProducer(Fenced):
     """Another process has taken over the partition, and possibly the whole store."""
 
 
-class ExclusiveProducer:
+class ExclusiveProducer(ProducerState):
     """The producer of one partition.
 
     `on_stored` is called with each burst of acknowledged messages, in order. `on_closed` is called
@@ -185,6 +186,10 @@ class ExclusiveProducer:
             self.close(failure)
         if not in_flight:
             self._notify_idle()
+
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one unless it is the common case.
+        handle_any, _handle_responses = _handle_responses, compiled.handle_responses
 
     def close(self, error: StorageError) -> Deferred[None]:
         """Give up the right to write; idempotent. Fires when the producer is closed.

@@ -18,6 +18,11 @@ from storage.pulsar.client.library_threads import keep_thread_state
 
 OK: int = pulsar.Result.Ok.value
 
+IN_FLIGHT_OVERHEAD = 2500
+"""Memory of a message in flight in bytes besides its payload, here and in the library, as measured
+with messages of 20 bytes.
+"""
+
 Response = tuple[Any, int, int, int]
 """What was passed to `send`; the library's result (`OK`: stored), ledger id, entry id."""
 

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -21,6 +21,7 @@ from storage.log import (
     StorageFailed,
 )
 from storage.log_checks import check_append
+from storage.pulsar.client.compiled_client import AppendState, compiled
 from storage.pulsar.client.exclusive_producer import (
     ExclusiveProducer,
     InFlightLimit,
@@ -29,14 +30,11 @@ from storage.pulsar.client.exclusive_producer import (
 )
 from storage.pulsar.client.partition_producers import PartitionProducer
 from storage.pulsar.client.pulsar_client import PulsarClient
-from storage.pulsar.log.entry_messages import Header, pack_entries
+from storage.pulsar.log.entry_messages import MAX_MESSAGE_OVERHEAD, Header, pack_entries
 from storage.pulsar.log.partition_reader import PartitionReader
 from storage.pulsar.log.partition_rows import Epochs, PartitionState, add_epoch
 
 logger = logging.getLogger(__name__)
-
-MAX_MESSAGE_OVERHEAD = 1024
-"""Upper limit for the header and the library's metadata in a message; about 200 bytes are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class OpenedPartition:
     opening: int = 0
 
 
-class AppendQueue:
+class AppendQueue(AppendState):
     """Queue of appended messages that have not been acknowledged.
 
     `on_stored` receives each burst of acknowledged messages. `on_end` is called once, with the
@@ -76,8 +74,11 @@ class AppendQueue:
         on_end: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
         self._opened = opened
+        self._client = opened.client
         self._partition = opened.partition
         self._settings = opened.client.settings
+        self._leader_epoch, self._opening = opened.leader_epoch, opened.opening
+        self._entry_format = opened.entry_format.encode()
         self._in_flight_limit = in_flight_limit
         self._status = status
         self._early = opened.client.settings.reserve_offsets // 2
@@ -99,7 +100,7 @@ class AppendQueue:
     def append(self, entries: Sequence[Entry]) -> Completion[None]:
         """`PartitionLog.append`.
 
-        A payload that is not bytes is copied once; the tail cache keeps the copy.
+        A payload that is not bytes may be copied once; then the tail cache keeps the copy.
         """
         result: Completion[None]
         try:
@@ -119,6 +120,10 @@ class AppendQueue:
             result = Completion()
             result.errback(error)
         return result
+
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one unless it is the common case.
+        append_any, append = append, compiled.append
 
     def epochs(self, end_offset: int, start_offset: int) -> Epochs:
         """The stored epochs, and this one with the offset at which it will begin."""
@@ -163,7 +168,7 @@ class AppendQueue:
                 time = entry.max_timestamp
         if len(kept) > 1:
             payload = pack_entries(kept)
-        largest = opened.client.message_bytes - MAX_MESSAGE_OVERHEAD
+        largest = self._client.message_bytes - MAX_MESSAGE_OVERHEAD
         if len(payload) > largest:
             raise EntryTooLarge(
                 f"{len(payload)} bytes exceed the largest Pulsar message, {largest} bytes "

@@ -22,6 +22,9 @@ HEADER = "kopgate"
 
 HEADER_VERSION = 1
 
+MAX_MESSAGE_OVERHEAD = 1024
+"""Upper limit for the header and the library's metadata in a message; about 200 bytes are used."""
+
 _MAX_INT64 = (1 << 63) - 1
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT64)]
 _OrNone = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_INT64)]

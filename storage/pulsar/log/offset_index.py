@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from storage.pulsar.client.compiled_client import IndexState
 from storage.pulsar.log.entry_messages import Header
 
 UNKNOWN_TIMESTAMP = (1 << 63) - 1
@@ -44,7 +45,7 @@ def index_entry(header: Header, position: Position) -> IndexEntry:
     return IndexEntry(header.base_offset, position, header.bytes_before, header.greatest_timestamp)
 
 
-class OffsetIndex:
+class OffsetIndex(IndexState):
     """At most `limit` entries in offset order.
 
     A segment reaches from one entry to before the next. `_greatest` has an upper bound of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, DeferredList
 
@@ -16,6 +16,7 @@ from storage.log import (
     StorageError,
 )
 from storage.log_checks import check_readable, check_replacement
+from storage.pulsar.client.compiled_client import LogState, compiled
 from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
 from storage.pulsar.compaction.overlay import Overlay
 from storage.pulsar.compaction.range_merge import RangeMerger
@@ -29,7 +30,7 @@ from storage.pulsar.log.partition_rows import epoch_end_offset, replaced_range_r
 from storage.tail import CachedTail, TailCache
 
 
-class PulsarLog:
+class PulsarLog(LogState):
     """A `PartitionLog`.
 
     `on_end` is called once, with the reason, when the log was fenced or closed.
@@ -105,6 +106,11 @@ class PulsarLog:
             self.status.notify()
         for sent in messages:
             sent.callback(None)
+
+    if not TYPE_CHECKING and compiled:
+        start_offset, end_offset = LogState.start_offset, LogState.end_offset
+        next_offset, append = LogState.next_offset, LogState.append
+        _on_stored = LogState._on_stored
 
     def _on_append_end(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """End the log; `left` are the appends that were not acknowledged."""

@@ -14,6 +14,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 
 from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.compiled_client import ReaderState
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.reader_cache import ReaderCache
 from storage.pulsar.client.topic_readers import OpenReader, ReaderSource, StoredMessage
@@ -29,7 +30,7 @@ SCAN_MESSAGES = 500
 """Bytes and messages per step of a scan, which runs in the reactor's thread."""
 
 
-class PartitionReader:
+class PartitionReader(ReaderState):
     """The messages of `topic`, the full name of a partition's topic.
 
     Raises StorageFailed and what `PulsarClient.run` raises.

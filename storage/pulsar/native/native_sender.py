@@ -15,13 +15,12 @@ from twisted.internet.defer import Deferred, succeed
 from storage.log import Buffer, EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
 from storage.plain_records import BatchFormat
 from storage.pulsar.client.exclusive_producer import (
-    IN_FLIGHT_OVERHEAD,
     InFlightLimit,
     close_producer,
     error_for_result,
 )
 from storage.pulsar.client.library_threads import keep_thread_state
-from storage.pulsar.client.partition_producers import result_name
+from storage.pulsar.client.partition_producers import IN_FLIGHT_OVERHEAD, result_name
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import MessageLocation, parse_message_id

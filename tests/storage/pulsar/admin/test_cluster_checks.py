@@ -21,7 +21,7 @@ from storage.pulsar.admin.cluster_checks import check, prepare
 from storage.pulsar.admin.cluster_problems import ClusterProblem
 from storage.pulsar.client.partition_producers import BrokerDisconnected
 from storage.pulsar.client.pulsar_client import PulsarClient
-from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
+from storage.pulsar.log.entry_messages import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
 from tests.legacy_clients.brokers import are_required
 from tests.storage.pulsar.secured_pulsar import SecuredPulsar, expired, secured, token

@@ -9,13 +9,12 @@ import pytest
 
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.exclusive_producer import (
-    IN_FLIGHT_OVERHEAD,
     ExclusiveProducer,
     InFlightLimit,
     InFlightMessage,
     LogEnd,
 )
-from storage.pulsar.client.partition_producers import SingleProducer
+from storage.pulsar.client.partition_producers import IN_FLIGHT_OVERHEAD, SingleProducer
 from storage.pulsar.log.entry_messages import Header
 from tests.storage.pulsar.fake_client import FakeClient, FakeMessageId, FakeProducer, Ok, Timeout
 

@@ -20,8 +20,8 @@ from storage.log import (
 from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
 from storage.pulsar.client.partition_producers import SingleProducer
 from storage.pulsar.compaction.replaced_ranges import ReplacedRanges
-from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD, AppendQueue, OpenedPartition
-from storage.pulsar.log.entry_messages import parse_header
+from storage.pulsar.log.append_queue import AppendQueue, OpenedPartition
+from storage.pulsar.log.entry_messages import MAX_MESSAGE_OVERHEAD, parse_header
 from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, decode_row
 from tests.storage.pulsar.fake_client import FakeClient, FakeProducer, FakeTable, Ok, Timeout
 
