@@ -23,7 +23,7 @@ from storage.pulsar.log.offset_index import Position
 
 log = logging.getLogger(__name__)
 
-_INTERFACE = 2
+_INTERFACE = 3
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None
