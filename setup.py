@@ -84,7 +84,7 @@ setup(
         Extension(
             "storage.pulsar.client._library",
             ["storage/pulsar/client/_library.pyx"],
-            depends=["storage/pulsar/client/_library.h"],
+            depends=["storage/_log.pxd", "storage/pulsar/client/_library.h"],
             include_dirs=["storage/pulsar/client"],
             extra_compile_args=["-O3"],
             optional=True,

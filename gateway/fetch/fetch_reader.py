@@ -109,9 +109,9 @@ class FetchReader:
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
         #: What `read_at_once` has found when it returned None: rows; then entries of the next
-        #: partition, or its error.
+        #: partition, None if they are not in memory, or its error.
         self._begun: FetchPass | None = None
-        self._unused: tuple[Partition, list[Entry]] | None = None
+        self._unused: tuple[Partition, list[Entry] | None] | None = None
         self._error: tuple[CachedPartition, KafkaError] | None = None
 
     def read_at_once(self, partitions: list[CachedPartition]) -> FetchPass | None:
@@ -233,7 +233,7 @@ class FetchReader:
                 partition, offset, max(limit, 0), at_least_one=size == 0
             )
             if resident or (not found and resident is None):
-                self._unused = None if resident is None else (partition, resident)
+                self._unused = partition, resident
                 return None
             records = found
         return self._row(cached, partition, records)

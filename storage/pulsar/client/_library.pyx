@@ -168,6 +168,8 @@ cdef struct Received:
     Py_ssize_t size
     # Valid as long as the message.
     const char* header
+    # Whether ledger and entry are set (`locate`).
+    int is_located
     int64_t ledger
     int64_t entry
     # The numbers in the header, 0 if only `parse_header` can read it.
@@ -207,6 +209,15 @@ cdef int read_position(void* id, int64_t* ledger, int64_t* entry) noexcept nogil
     ledger[0] = <int64_t>found_ledger
     entry[0] = <int64_t>found_entry
     return at != NULL
+
+
+cdef int locate(Received* one) noexcept nogil:
+    """Read the position of a message whose payload was not taken. Returns 0 if there is none."""
+    if not one.is_located:
+        one.is_located = read_position(
+            pulsar_message_get_message_id(one.message), &one.ledger, &one.entry
+        )
+    return one.is_located
 
 
 cdef void on_response(int result, void* id, void* context) noexcept nogil:
@@ -307,19 +318,21 @@ cdef class Payload:
         pulsar_message_free(self.message)
 
 
-cdef object payload_of(Received* one):
-    """Bytes, or a view that keeps the message. To be called once."""
-    cdef Payload payload
-    if one.message == NULL:
-        raise RuntimeError("the payload was taken already")
-    if one.size < COPIED_BYTES:
-        return PyBytes_FromStringAndSize(one.data, one.size)
-    payload = Payload.__new__(Payload)
+cdef Payload kept_payload(Received* one):
+    """The payload with its message, which `one` no longer has."""
+    cdef Payload payload = Payload.__new__(Payload)
     payload.message = one.message
     one.message = NULL
     payload.data = one.data
     payload.size = one.size
-    return PyMemoryView_FromObject(payload)
+    return payload
+
+
+cdef object payload_of(Received* one):
+    """Bytes, or a view that keeps the message. To be called once."""
+    if one.size < COPIED_BYTES:
+        return PyBytes_FromStringAndSize(one.data, one.size)
+    return PyMemoryView_FromObject(kept_payload(one))
 
 
 @cython.final
@@ -332,6 +345,8 @@ cdef class StoredEntry:
     cdef Py_ssize_t size
     cdef readonly Entry entry
     cdef object kept_header
+    # Until the position is read from its message; else None.
+    cdef Payload unlocated
 
     @property
     def header(self):
@@ -345,6 +360,14 @@ cdef class StoredEntry:
 
     @property
     def position(self):
+        if self.unlocated is not None:
+            if not read_position(
+                pulsar_message_get_message_id(self.unlocated.message),
+                &self.ledger,
+                &self.entry_id,
+            ):
+                raise error_of(RESULT_UNKNOWN_ERROR)
+            self.unlocated = None
         return Position(self.ledger, self.entry_id)
 
     @property
@@ -353,17 +376,26 @@ cdef class StoredEntry:
 
     def __repr__(self):
         return (
-            f"StoredEntry({self.entry.base_offset}-{self.entry.last_offset} "
-            f"at {self.ledger}:{self.entry_id})"
+            f"StoredEntry({self.entry.base_offset}-{self.entry.last_offset}, {self.size} bytes)"
         )
 
 
 cdef StoredEntry stored_entry(Received* one):
     """A message for which `is_written_by_store` is true and that has one entry."""
     cdef StoredEntry made = StoredEntry.__new__(StoredEntry)
+    cdef Payload kept
     cdef int64_t* numbers = one.numbers
     made.size = one.size
-    made.entry = new_entry(numbers[1], numbers[2], numbers[3], payload_of(one))
+    if one.size < COPIED_BYTES:
+        if not locate(one):
+            raise error_of(RESULT_UNKNOWN_ERROR)
+        payload = payload_of(one)
+    else:
+        kept = kept_payload(one)
+        if not one.is_located:
+            made.unlocated = kept
+        payload = PyMemoryView_FromObject(kept)
+    made.entry = new_entry(numbers[1], numbers[2], numbers[3], payload)
     made.bytes_before, made.leader_epoch = numbers[4], numbers[5]
     made.greatest_timestamp, made.opening = numbers[6], numbers[8]
     made.ledger, made.entry_id = one.ledger, one.entry
@@ -376,16 +408,25 @@ cdef class ReceivedMessages:
 
     cdef Received* found
     cdef int count
+    cdef bint is_used
 
     def __len__(self):
         return self.count
+
+    cdef use(self):
+        if self.is_used:
+            raise RuntimeError("the messages were taken already")
+        self.is_used = True
 
     def __iter__(self):
         cdef Received* one
         cdef list messages = []
         cdef int number
+        self.use()
         for number in range(self.count):
             one = self.found + number
+            if not locate(one):
+                raise error_of(RESULT_UNKNOWN_ERROR)
             messages.append((header_of(one), one.ledger, one.entry, payload_of(one)))
         return iter(messages)
 
@@ -421,6 +462,10 @@ cdef class ReceivedMessages:
             if numbers[1] >= fenced_from:
                 return None
             expected = numbers[2] + 1
+        self.use()
+        # `one` is the last message.
+        if not locate(one):
+            raise error_of(RESULT_UNKNOWN_ERROR)
         for number in range(self.count):
             one = self.found + number
             if one.numbers[2] >= offset:
@@ -715,7 +760,6 @@ cdef class Reader:
         cdef Received* found = <Received*>malloc(most * sizeof(Received))
         cdef Received* one
         cdef int count = 0, result = self.error
-        cdef int has_positions = 1
         cdef int64_t left = wait_ms, deadline
         if found == NULL:
             raise MemoryError
@@ -735,9 +779,10 @@ cdef class Reader:
                 one.size = pulsar_message_get_length(one.message)
                 one.header = pulsar_message_get_property(one.message, name)
                 one.count = read_numbers(one.header, one.numbers)
-                has_positions &= read_position(
-                    pulsar_message_get_message_id(one.message), &one.ledger, &one.entry
-                )
+                one.is_located = 0
+                # The positions of other messages are read on demand.
+                if one.size < COPIED_BYTES:
+                    locate(one)
                 room -= one.size
                 if room <= 0 or (one.count > 2 and one.numbers[2] + 1 >= end):
                     break
@@ -746,8 +791,6 @@ cdef class Reader:
         if count == 0:
             raise error_of(result)
         self.error = result
-        if not has_positions:
-            raise error_of(RESULT_UNKNOWN_ERROR)
         return received
 
     def has_message_available(self):
