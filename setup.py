@@ -89,5 +89,5 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
-    ]
+    ],
 )

@@ -353,9 +353,9 @@ class Member:
                 if not is_led and held.state is HeldState.CLOSED:
                     del self._held[shard]
         for shard, epoch in epochs.items():
-            held = self._held.get(shard)
-            if held is None:
-                held = self._held[shard] = _HeldShard(epoch)
+            if shard not in self._held:
+                self._held[shard] = _HeldShard(epoch)
+            held = self._held[shard]
             if held.epoch != epoch or held.state is not HeldState.WAITING:
                 continue  # A shard with another epoch is being closed.
             if self._image.shards[shard].successor != NO_NODE:

@@ -133,7 +133,7 @@ class ReaderSource:
         )
 
     def note_sizes(self, messages: int, size: int) -> None:
-        """Update the average message size: so many messages have so many bytes of payload."""
+        """Update the average message size by `messages` messages with `size` bytes of payload."""
         if messages:
             average = size / messages + 1
             self._message_bytes += (average - self._message_bytes) / (
