@@ -97,5 +97,5 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
-    ]
+    ],
 )

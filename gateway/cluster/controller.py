@@ -145,6 +145,8 @@ class Controller:
         self._sessions: dict[int, _Session] = {}
         self._applicants: dict[int, tuple[NodeRow, float]] = {}
         """Processes to register: by node id, the row and the time when its heartbeat expires."""
+        self._undecided: object = None
+        """The last facts by which no shard was to change, see `_decide_shards`."""
         self._unreadable: dict[bytes, float] = {}
         """Keys of the rows that cannot be read, and the time when each was noticed."""
 
@@ -447,6 +449,12 @@ class Controller:
     def _decide_shards(
         self, nodes: Mapping[int, NodeRow], leaving: Set[int], rows: dict[bytes, bytes | None]
     ) -> None:
+        # Everything below depends on these facts only. They rarely change, and there are several
+        # decisions in each heartbeat interval.
+        reports = {node_id: (one.ready, one.released) for node_id, one in self._sessions.items()}
+        facts = self._image.changes, nodes, leaving, reports
+        if not rows and facts == self._undecided:
+            return
         shards = range((self._image.cluster or self._cluster).shard_count)
         candidates = set(nodes) - leaving
         known = self._image.shards
@@ -470,6 +478,8 @@ class Controller:
                 changed[shard] = new
         if not changed and not rows:
             changed = self._begin_moves(targets, leaving)
+            if not changed:
+                self._undecided = facts
         for shard, row in changed.items():
             rows[shard_key(shard)] = encode_row(row)
 

@@ -133,6 +133,8 @@ class ClusterImage:
         self.nodes: dict[int, NodeRow] = {}
         self.shards: dict[int, ShardRow] = {}
         self.last_addresses: dict[int, LastAddresses] = {}
+        self.changes = 0
+        """Number of rows applied. While it stays the same, no row changes."""
         self.unreadable: set[bytes] = set()
         """Keys whose rows could not be decoded, until they are replaced or deleted."""
 
@@ -152,6 +154,7 @@ class ClusterImage:
             row_type = _TYPES.get(section)
             if row_type is None:
                 continue
+            self.changes += 1
             try:
                 number = int(name) if section in (_ADDRESSES, _NODES, _SHARDS) else 0
                 row = None if value is None else msgspec.msgpack.decode(value, type=row_type)

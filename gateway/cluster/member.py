@@ -116,6 +116,10 @@ class Member:
         self._role = LeadRole.FOLLOWING
         self._controller = image.controller
         self._held: dict[int, _HeldShard] = {}
+        self._followed: tuple[int, NodeRow] | None = None
+        """The image's `changes` and the own node, if `_follow_shards` has nothing to do until
+        these or the state of a shard change.
+        """
         self._is_leaving = False
         self._has_left = False
         self._sequence = 0
@@ -209,6 +213,7 @@ class Member:
         held = self._held.get(shard)
         if held is not None and held.epoch == epoch and held.state is HeldState.OPENING:
             held.move(HeldState.OPEN)
+            self._followed = None
             self._heartbeat_soon(now)
         return self._act(now)
 
@@ -223,6 +228,7 @@ class Member:
         ):
             held.move(HeldState.WAITING)
             held.retry_at = now + self._timing.heartbeat_interval
+            self._followed = None
             self._heartbeat_soon(now)
         return self._act(now)
 
@@ -231,6 +237,7 @@ class Member:
         held = self._held.get(shard)
         if held is not None and held.epoch == epoch and held.state is HeldState.CLOSING:
             held.move(HeldState.CLOSED)
+            self._followed = None
             self._heartbeat_soon(now)
         return self._act(now)
 
@@ -333,6 +340,8 @@ class Member:
 
     def _follow_shards(self, now: float, actions: list[MemberAction]) -> None:
         """Open and close shards as the log says."""
+        if self._followed == (self._image.changes, self.node):
+            return
         own_row = self._image.nodes.get(self.node.node_id) if self.node.registration else None
         epochs = {
             shard: row.epoch for shard, row in self._image.shards.items() if row.is_led_by(own_row)
@@ -344,7 +353,9 @@ class Member:
                 if not is_led and held.state is HeldState.CLOSED:
                     del self._held[shard]
         for shard, epoch in epochs.items():
-            held = self._held.setdefault(shard, _HeldShard(epoch))
+            if shard not in self._held:
+                self._held[shard] = _HeldShard(epoch)
+            held = self._held[shard]
             if held.epoch != epoch or held.state is not HeldState.WAITING:
                 continue  # A shard with another epoch is being closed.
             if self._image.shards[shard].successor != NO_NODE:
@@ -352,6 +363,9 @@ class Member:
             elif self.has_lease(now) and now >= held.retry_at:
                 held.move(HeldState.OPENING)
                 actions.append(OpenShard(shard, epoch))
+        # A waiting shard depends on the lease and the time, too.
+        is_waiting = any(held.state is HeldState.WAITING for held in self._held.values())
+        self._followed = None if is_waiting else (self._image.changes, self.node)
 
     def _close(self, shard: int, held: _HeldShard, now: float, actions: list[MemberAction]) -> None:
         if held.state is HeldState.WAITING:

@@ -110,10 +110,10 @@ class FetchReader:
         self._budget: ConversionBudget | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
         #: What `read_at_once` has found when it returned None: rows, and their order; then entries
-        #: of the next partition, or its error.
+        #: of the next partition, None if they are not in memory, or its error.
         self._begun: FetchPass | None = None
         self._begun_order: list[CachedPartition] | None = None
-        self._unused: tuple[Partition, list[Entry]] | None = None
+        self._unused: tuple[Partition, list[Entry] | None] | None = None
         self._error: tuple[CachedPartition, KafkaError] | None = None
 
     def read_at_once(self, partitions: list[CachedPartition]) -> FetchPass | None:
@@ -241,7 +241,7 @@ class FetchReader:
                 at_least_one=size == 0 or self._request.version < 3,
             )
             if resident or (not found and resident is None):
-                self._unused = None if resident is None else (partition, resident)
+                self._unused = partition, resident
                 return None
             records = found
         return self._row(cached, partition, records)

@@ -92,17 +92,31 @@ cdef int write_header(Fields* one, char* text) noexcept:
     return snprintf(text + size, HEADER_BYTES - size, b"]")
 
 
-# These two modules import this one.
-cdef made_position(Fields* one):
-    from storage.pulsar.log.offset_index import Position
+# Their modules import this one: they are imported on first use.
+cdef object position_class = None
+cdef object log_end_class = None
 
-    return Position(one.ledger, one.entry)
+
+cdef new_position(int64_t ledger, int64_t entry):
+    global position_class
+    if position_class is None:
+        from storage.pulsar.log.offset_index import Position
+
+        position_class = Position
+    return position_class(ledger, entry)
+
+
+cdef made_position(Fields* one):
+    return new_position(one.ledger, one.entry)
 
 
 cdef made_end(End* end):
-    from storage.pulsar.client.exclusive_producer import LogEnd
+    global log_end_class
+    if log_end_class is None:
+        from storage.pulsar.client.exclusive_producer import LogEnd
 
-    return LogEnd(end.offset, end.size, end.greatest_timestamp)
+        log_end_class = LogEnd
+    return log_end_class(end.offset, end.size, end.greatest_timestamp)
 
 
 cdef int read_end(End* to, end) except -1:
@@ -285,17 +299,27 @@ cdef class LogState:
         return self.log_end.offset
 
     @property
+    def _end_bytes(self):
+        return self.log_end.size
+
+    @property
     def next_offset(self):
+        if self._append_queue is None:
+            raise AttributeError("the log is not complete")
         return self._append_queue.next_end.offset
 
     def append(self, entries):
+        if self._append_queue is None:
+            raise AttributeError("the log is not complete")
         return append_to(self._append_queue, entries)
 
     def _on_stored(self, list messages):
         cdef InFlightMessage sent = None
         cdef Entry entry
         cdef ReaderState reader = self._reader
-        cdef IndexState index = reader._index
+        cdef IndexState index = None if reader is None else reader._index
+        if index is None:
+            raise AttributeError("the log is not complete")
         for sent in messages:
             if not index.add_newest(&sent.fields):
                 index.appended(sent.header, sent.position)

@@ -5,7 +5,7 @@ The other one is compiled (`bulk_client.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from storage.log import Buffer
@@ -15,12 +15,36 @@ ReceivedMessage = tuple[Header | None, int, int, Buffer]
 """Header of a message of the store, else None; ledger id, entry id, payload."""
 
 
+class UsualMessages(Protocol):
+    """Messages of one call of a compiled reader, to be used once."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[ReceivedMessage]: ...
+    def stored(
+        self, offset: int, expected: int, fence: Callable[[tuple[int, int]], int]
+    ) -> tuple[list[Any], int, int, int] | None:
+        """The messages from the one that contains `offset`, if all are usual; otherwise None, and
+        the caller iterates over them.
+
+        Usual is a message of this store with one entry, at offset `expected` or after the one
+        before it, and not void: `fence` returns for its writer (`Header.writer`) the offset from
+        which messages are void.
+
+        Returns them with the attributes of `StoredMessage`, then the offset after the last message
+        received, its ledger id and its entry id.
+        """
+        ...
+
+
+ReceivedMessages = list[ReceivedMessage] | UsualMessages
+
+
 class BulkReader(Protocol):
     """Its methods block and raise the library's errors. It has one user at a time."""
 
     def topic(self) -> str: ...
 
-    def read(self, room: int, end: int, wait_ms: int, most: int) -> list[ReceivedMessage]:
+    def read(self, room: int, end: int, wait_ms: int, most: int) -> ReceivedMessages:
         """The next messages: at least one, at most `most`, before `wait_ms` have passed.
 
         None is received after `room` bytes of payload, or after one that reaches offset `end`.

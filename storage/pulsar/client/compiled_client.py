@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.bridge import Completion
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None

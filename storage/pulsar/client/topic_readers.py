@@ -10,18 +10,17 @@ import logging
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.log import LOG_CLOSED, Buffer, LogClosed, StorageFailed
-from storage.pulsar.client.bulk_readers import BulkReader, ReceivedMessage, header_of
+from storage.log import LOG_CLOSED, LogClosed, StorageFailed
+from storage.pulsar.client.bulk_readers import BulkReader, ReceivedMessages, header_of
 from storage.pulsar.client.pulsar_client import Listener, PulsarClient, message_id_of
+from storage.pulsar.client.stored_messages import StoredMessage, functions
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 
@@ -43,21 +42,6 @@ QUEUE_MISMATCH_FACTOR = 4
 """A reader is replaced if its queue is this many times too long or short for the message sizes."""
 
 _AFTER_ALL = 1 << 63
-
-
-class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message written by the store."""
-
-    header: Header
-    position: Position
-    payload: Buffer
-
-    def __repr__(self) -> str:
-        """Omits the payload, which must not be logged."""
-        return (
-            f"StoredMessage({self.header.base_offset}-{self.header.last_offset} "
-            f"at {self.position.ledger_id}:{self.position.entry_id})"
-        )
 
 
 class ReaderSource:
@@ -148,24 +132,26 @@ class ReaderSource:
             1, min(MAX_QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes))
         )
 
-    def note_sizes(self, messages: list[StoredMessage]) -> None:
-        """Update the average message size."""
+    def note_sizes(self, messages: int, size: int) -> None:
+        """Update the average message size by `messages` messages with `size` bytes of payload."""
         if messages:
-            average = sum(len(one.payload) for one in messages) / len(messages) + 1
+            average = size / messages + 1
             self._message_bytes += (average - self._message_bytes) / (
                 4 if self._message_bytes else 1
             )
 
-    def is_from_fenced_leader(self, header: Header) -> bool:
-        """Whether a replaced leader wrote this message after its successor had begun.
-
-        The next leader began at this offset or before it. The message was never acknowledged.
+    def fence(self, writer: tuple[int, int]) -> int:
+        """The offset from which messages of this writer (`Header.writer`) are void: the next leader
+        had begun there or before. They were never acknowledged.
         """
         began = self.began
-        if not began or header.writer >= began[-1][0]:
-            return False
-        _, first_offset = began[bisect_right(began, (header.writer, _AFTER_ALL))]
-        return header.base_offset >= first_offset
+        if not began or writer >= began[-1][0]:
+            return _AFTER_ALL
+        return began[bisect_right(began, (writer, _AFTER_ALL))][1]
+
+    def is_from_fenced_leader(self, header: Header) -> bool:
+        """Whether a replaced leader wrote this message after its successor had begun."""
+        return header.base_offset >= self.fence(header.writer)
 
     def own_header(self, message: Any) -> Header | None:
         """The header of a valid message of the store, else None."""
@@ -224,7 +210,7 @@ def close(reader: Any) -> None:
 
 def next_messages(
     reader: BulkReader, room: int, end: int, most: int, deadline: float
-) -> list[ReceivedMessage]:
+) -> ReceivedMessages:
     """As `BulkReader.read`; none at the end of the topic. Raises pulsar.Timeout at `deadline`."""
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -295,27 +281,19 @@ class OpenReader:
         """As `PartitionReader.read`. The caller closes the reader after an exception."""
         found: list[StoredMessage] = []
         room = max_bytes
-        waiting = deque(one for one in self._held if one.header.last_offset >= offset)
+        waiting = [one for one in self._held if one.header.last_offset >= offset]
         deadline = self.source.deadline()
-        self.has_reached_end = False
-        while not found or (room > 0 and len(found) < max_messages):
+        self.has_reached_end = is_full = False
+        while not is_full and (not found or (room > 0 and len(found) < max_messages)):
             if not waiting:
                 most = min(max_messages - len(found), MOST_RECEIVED)
                 self._receive(waiting, (offset, end, room, most), deadline, bool(found))
                 if not waiting:
                     break
-            stored = waiting.popleft()
-            size = len(stored.payload)
-            if stored.header.base_offset >= end or (found and size > room):
-                waiting.appendleft(stored)
-                break
-            found.append(stored)
-            room -= size
-            if stored.header.last_offset + 1 >= end:
-                break
+            room, is_full = functions.take(waiting, found, end, room, max_messages)
         self._held = [*found[-1:], *waiting]
         self._begin = found[-1].header.base_offset if found else offset
-        self.source.note_sizes(found)
+        self.source.note_sizes(len(found), max_bytes - room)
         return found
 
     def close(self) -> None:
@@ -332,7 +310,7 @@ class OpenReader:
 
     def _receive(
         self,
-        waiting: deque[StoredMessage],
+        waiting: list[StoredMessage],
         wanted: tuple[int, int, int, int],
         deadline: float,
         has_some: bool,
@@ -357,6 +335,16 @@ class OpenReader:
                 return
             has_some = True
             self._received_messages += len(received)
+            usual = (
+                None
+                if isinstance(received, list)
+                else received.stored(offset, self._expected, source.fence)
+            )
+            if usual is not None:
+                stored, self._expected, ledger_id, entry_id = usual
+                self._start = Position(ledger_id, entry_id)
+                waiting += stored
+                continue
             for header, ledger_id, entry_id, payload in received:
                 if header is None:
                     source.note_foreign(Position(ledger_id, entry_id))

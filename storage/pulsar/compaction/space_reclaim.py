@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from storage.pulsar.client.exclusive_producer import LogEnd
-from storage.pulsar.client.topic_readers import StoredMessage
+from storage.pulsar.client.stored_messages import StoredMessage
 from storage.pulsar.compaction.range_merge import RangeMerger
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionState

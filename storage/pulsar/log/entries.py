@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from storage.log import Entry
+from storage.pulsar.client.stored_messages import StoredMessage, functions
 from storage.pulsar.log.entry_messages import entry_payload_bytes, unpack_entries
-from storage.pulsar.log.partition_reader import PartitionReader, StoredMessage
+from storage.pulsar.log.partition_reader import PartitionReader
 
 SCAN_BYTES = 1 << 20
 """Bytes per read when entries are scanned one by one."""
@@ -35,21 +36,16 @@ class PartitionEntries:
     async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
         """`PartitionLog.read`, limited to offsets below `end`."""
         messages = await self._messages.read(offset, end, max_bytes)
-        found: list[Entry] = []
+        entries: list[Entry] | None = functions.entries_of(messages)
+        if entries is not None:
+            # The read has applied the limits to messages.
+            return entries
+        unpacked: list[Entry] = []
         is_limited = True
         for stored in messages:
-            header = stored.header
-            if header.entries == 1:
-                found.append(
-                    Entry(
-                        header.base_offset, header.last_offset, header.max_timestamp, stored.payload
-                    )
-                )
-            else:
-                found += unpack_entries(header, stored.payload)
-                is_limited = False
-        # The read has applied the limits to messages.
-        return found if is_limited else limit_entries(found, offset, max_bytes)
+            unpacked += unpack_entries(stored.header, stored.payload)
+            is_limited = is_limited and stored.header.entries == 1
+        return unpacked if is_limited else limit_entries(unpacked, offset, max_bytes)
 
     async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
         """The first entry with a `max_timestamp` of at least `timestamp`."""

@@ -12,7 +12,8 @@ from itertools import accumulate
 
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import InternalStats, PulsarAdmin
-from storage.pulsar.client.topic_readers import ReaderSource, StoredMessage, find_message
+from storage.pulsar.client.stored_messages import StoredMessage
+from storage.pulsar.client.topic_readers import ReaderSource, find_message
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position
 

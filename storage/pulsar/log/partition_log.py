@@ -81,12 +81,16 @@ class PulsarLog(LogState):
         return self._end.offset
 
     @property
+    def _end_bytes(self) -> int:
+        return self._end.bytes
+
+    @property
     def next_offset(self) -> int:
         return self._append_queue.next.offset
 
     @property
     def size(self) -> int:
-        return self._end.bytes - self.partition.replaced_ranges.bytes_saved - self._start_bytes
+        return self._end_bytes - self.partition.replaced_ranges.bytes_saved - self._start_bytes
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
         return self._append_queue.append(entries)
@@ -109,6 +113,7 @@ class PulsarLog(LogState):
 
     if not TYPE_CHECKING and compiled:
         start_offset, end_offset = LogState.start_offset, LogState.end_offset
+        _end_bytes = LogState._end_bytes
         next_offset, append = LogState.next_offset, LogState.append
         _on_stored = LogState._on_stored
 
@@ -123,21 +128,21 @@ class PulsarLog(LogState):
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self.status.check_open()
-        check_readable(offset, self._start_offset, self._end.offset)
-        if offset == self._end.offset:
+        check_readable(offset, self._start_offset, self.end_offset)
+        if offset == self.end_offset:
             return []
         return self._resident.read(offset, max_bytes)
 
     def read_run(self, offset: int, max_bytes: int, *, at_least_one: bool = True) -> None:
         """`PartitionLog.read_run`: entries are kept separately."""
         self.status.check_open()
-        check_readable(offset, self._start_offset, self._end.offset)
+        check_readable(offset, self._start_offset, self.end_offset)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         resident = self.read_resident(offset, max_bytes)
         if resident is not None:
             return resident
-        entries = await self._entries.read(offset, self._end.offset, max_bytes)
+        entries = await self._entries.read(offset, self.end_offset, max_bytes)
         self.status.check_open()
         if not entries or (
             entries[0].base_offset > offset
@@ -145,7 +150,7 @@ class PulsarLog(LogState):
         ):
             await self.update_start_offset()
         # The entries may have been deleted during the read.
-        check_readable(offset, self._start_offset, self._end.offset)
+        check_readable(offset, self._start_offset, self.end_offset)
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
@@ -159,23 +164,23 @@ class PulsarLog(LogState):
         while True:
             self.status.check_open()
             start = self._start_offset
-            entry = await search(start, self._end.offset)
+            entry = await search(start, self.end_offset)
             self.status.check_open()
             if start == self._start_offset:
                 return entry
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         return epoch_end_offset(
-            self._append_queue.epochs(self._end.offset, self._start_offset),
+            self._append_queue.epochs(self.end_offset, self._start_offset),
             leader_epoch,
-            self._end.offset,
+            self.end_offset,
         )
 
     async def delete_before(self, offset: int) -> int:
         self.status.check_open()
-        if offset > self._end.offset:
+        if offset > self.end_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} is beyond the log end offset {self._end.offset}"
+                f"offset {offset} is beyond the log end offset {self.end_offset}"
             )
         async with self.partition.lock:
             self.status.check_open()
@@ -186,7 +191,7 @@ class PulsarLog(LogState):
     async def _delete_before(self, offset: int) -> None:
         """Move the log start, and drop the replaced ranges that end before it."""
         partition = self.partition
-        before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
+        before = await self._entries.bytes_before(offset, self.end_offset, self._end_bytes)
         self.status.check_open()
         dropped, added = partition.replaced_ranges.trim_before(offset)
         before += sum(replaced.hidden_bytes - replaced.size for replaced in dropped) - sum(
@@ -236,7 +241,7 @@ class PulsarLog(LogState):
         """The first readable entry; None if there is none."""
         start = self._start_offset
         if self._cached_first_entry is None or self._cached_first_entry.last_offset < start:
-            found = await self._entries.read(start, self._end.offset, 1)
+            found = await self._entries.read(start, self.end_offset, 1)
             # Cache only this entry for the next check. The read may have returned more.
             self._cached_first_entry = found[0] if found else None
         return self._cached_first_entry
@@ -269,7 +274,7 @@ class PulsarLog(LogState):
         async with self.partition.lock:
             self.status.check_open()
             await self._replacer.replace(
-                first, last, entries, self._start_offset, self._end.offset, self._end.bytes
+                first, last, entries, self._start_offset, self.end_offset, self._end_bytes
             )
             self._resident.clear()
             self._cached_first_entry = None
@@ -288,7 +293,7 @@ class PulsarLog(LogState):
         Call it after the last append. Raises StorageError.
         """
         if self._append_queue.has_stored_epoch and self.status.end_reason is None:
-            await self.partition.change(reserved=self._end.offset)
+            await self.partition.change(reserved=self.end_offset)
 
     def close(self) -> Deferred[None]:
         """Close the log because the topic was deleted or the store is closing.

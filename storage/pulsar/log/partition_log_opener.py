@@ -11,7 +11,7 @@ from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.exclusive_producer import Closable, LogEnd
 from storage.pulsar.client.pulsar_client import PulsarClient
-from storage.pulsar.client.topic_readers import StoredMessage
+from storage.pulsar.client.stored_messages import StoredMessage
 from storage.pulsar.log.append_queue import OpenedPartition
 from storage.pulsar.log.entry_messages import entry_payload_bytes
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache

@@ -17,7 +17,8 @@ from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.client.compiled_client import ReaderState
 from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.reader_cache import ReaderCache
-from storage.pulsar.client.topic_readers import OpenReader, ReaderSource, StoredMessage
+from storage.pulsar.client.stored_messages import StoredMessage
+from storage.pulsar.client.topic_readers import OpenReader, ReaderSource
 from storage.pulsar.log.entry_messages import Header, entry_payload_bytes
 from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position, index_entry
 from storage.pulsar.log.offset_search import MessageSearch

@@ -553,3 +553,29 @@ def test_at_most_the_allowed_number_of_shards_move_at_once():
     one.ready()
     assert one.successors.count(2) == 1
     assert all(isinstance(row, ShardRow) for row in image.shards.values())
+
+
+class CountedShards(dict):
+    """Counts how often all shards are looked at."""
+
+    looks = 0
+
+    def items(self):
+        self.looks += 1
+        return super().items()
+
+
+def test_shards_are_looked_at_again_only_after_a_change():
+    one = Harness()
+    one.beat()
+    one.beat()
+    one.ready()
+    one.image.shards = shards = CountedShards(one.image.shards)
+    one.wait(1)
+    assert shards.looks == 0
+    one.image.apply({shard_key(0): encode_row(one.image.shards[0])})
+    one.perform(one.controller.on_rows(one.now))
+    assert shards.looks == 1
+    # The node reports that it no longer has a shard ready.
+    one.beat(ready=((1, 1),))
+    assert shards.looks == 2

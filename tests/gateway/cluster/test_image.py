@@ -95,3 +95,14 @@ def test_row_whose_key_has_no_number_can_be_deleted():
 def test_any_row_is_applied_ignored_or_reported(key, value):
     for section in (b"", b"nodes\0", b"shards\0001", b"controller\0", b"cluster\0"):
         ClusterImage().apply({section + key: value})
+
+
+def test_changes_count_the_rows_of_this_image_only():
+    image = ClusterImage()
+    before = image.changes
+    image.apply({b"topics\0x": b"of another section"})
+    assert image.changes == before
+    for value in (encode_row(ShardRow(7, 5, 4)), b"\xc1", None):
+        image.apply({shard_key(1): value})
+        assert image.changes > before
+        before = image.changes

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from storage.log import Entry, StorageFailed
 from storage.pulsar.client.exclusive_producer import LogEnd
-from storage.pulsar.client.topic_readers import StoredMessage
+from storage.pulsar.client.stored_messages import StoredMessage
 from storage.pulsar.compaction import range_merge
 from storage.pulsar.compaction.overlay import Overlay
 from storage.pulsar.compaction.range_merge import MIN_RANGES, RangeMerger

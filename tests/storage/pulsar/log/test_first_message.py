@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from storage.log import StorageFailed
-from storage.pulsar.client.topic_readers import StoredMessage
+from storage.pulsar.client.stored_messages import StoredMessage
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import PartitionReader
