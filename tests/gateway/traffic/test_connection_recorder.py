@@ -18,6 +18,7 @@ from gateway.handlers.old import produce_message_sets
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest as FetchAsked
 from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
+from records import Codec
 from tests.fakes.broker import NOW, ended
 from tests.fakes.connection import request
 from tests.fakes.traffic import INTERVAL, TrafficScenario
@@ -174,9 +175,9 @@ def conversions_of_7_us(monkeypatch):
 
 
 @pytest.mark.usefixtures("conversions_of_7_us")
-def test_first_fetcher_is_charged_for_conversion(scene):
+def test_first_fetcher_is_charged_for_conversion_of_compressed_batch(scene):
     clients = [scene.connect()]
-    clients[0].send(request(producing(7, {"orders": [batch(5)]})))
+    clients[0].send(request(producing(7, {"orders": [batch(5, codec=Codec.LZ4)]})))
     recorders = [scene.recorder]
     clients.append(scene.connect())
     recorders.append(scene.recorder)
