@@ -3,6 +3,7 @@
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.memoryview cimport PyMemoryView_Check
 from cpython.object cimport PyObject
@@ -16,6 +17,8 @@ INTERFACE = 2
 #: As ENTRY_OVERHEAD of `tail.py`.
 cdef enum:
     OVERHEAD = 300
+    # Payloads in a request of at most this size are copied when they are read.
+    COPIED_BYTES = 4096
 
 
 @cython.final
@@ -95,6 +98,9 @@ cdef Entry entry_in_request(
 cdef payload_of(Entry entry):
     cdef Py_ssize_t at
     if entry._payload is None and entry.request is not None:
+        if entry.size <= COPIED_BYTES:
+            # Less memory than a view, and nothing for the garbage collector.
+            return PyBytes_FromStringAndSize(<const char*>entry.at, entry.size)
         at = entry.at - <const unsigned char*>entry.request.view.buf
         entry._payload = memoryview(<object>entry.request.view.obj)[at : at + entry.size]
     return entry._payload
@@ -138,7 +144,8 @@ cdef evict_oldest(CachedTailState tail):
 cdef class TailCache:
     """As that of `tail.py`. Payloads in a request are not copied if they are most of it.
 
-    Then the whole request is counted, once, as long as one of them is cached.
+    Then the whole request is counted, once, as long as one of them is cached. A request whose log
+    was cleared is kept, and counted, until the turn of its last payload.
     """
 
     # What was added is a ring of `room` arrivals, a power of two; the oldest one is `first`.
@@ -154,7 +161,10 @@ cdef class TailCache:
     cpdef add(self, CachedTailState log_tail, Entry entry):
         cdef int64_t cost
         cdef Arrival* arrival
-        cdef RequestBytes request = entry.request
+        cdef RequestBytes request
+        if log_tail is None or entry is None:
+            raise TypeError("a log's cache and an entry are required")
+        request = entry.request
         if request is not None and request.payload_bytes * 8 < request.view.len * 7:
             entry = new_entry(
                 entry.base_offset,
@@ -194,7 +204,7 @@ cdef class TailCache:
             self.evict()
 
     cpdef evict(self):
-        while self._held > self._limit:
+        while self.count and self._held > self._limit:
             self.evict_one()
 
     cdef evict_one(self):

@@ -16,7 +16,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
 #: Version of the functions' signatures; `entry_loops.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 cdef enum:
     KEY_FIELDS = 25

@@ -19,9 +19,9 @@ from gateway.protocol.errors import KafkaError
 from records import HEADER_BYTES, Codec
 from records.batch import BATCH_ATTRIBUTES_AT
 from records.layout import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC_AT, READABLE
-from storage.log import Buffer, Entry
+from storage.log import Buffer, Entry, compiled
 
-_INTERFACE = 2
+_INTERFACE = 3
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
@@ -201,5 +201,6 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        if _entry_loops.INTERFACE == _INTERFACE:
+        # It uses the fields of compiled entries.
+        if _entry_loops.INTERFACE == _INTERFACE and compiled:
             loops = _entry_loops

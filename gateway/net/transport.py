@@ -53,6 +53,18 @@ _arrived = bytearray(READ_BYTES)
 _arrived_view = memoryview(_arrived)
 
 
+def _own(buffer: Buffer) -> Buffer:
+    """Return a buffer that does not keep a request of which it is a small part.
+
+    A consumer that does not read would otherwise keep more than the bytes that are counted.
+    """
+    if type(buffer) is memoryview:
+        request = buffer.obj
+        if type(request) is bytearray and len(buffer) * 8 < len(request) * 7:
+            return bytes(buffer)
+    return buffer
+
+
 class FlushQueue:
     """TLS connections with bytes to send at the end of the current reactor turn.
 
@@ -183,7 +195,7 @@ class TcpConnection(SocketState, tcp.Server):
     def _send_rest(self, buffers: Iterable[Buffer], sent: int) -> None:
         """Queue what is left of `buffers` after the first `sent` bytes."""
         # Empty buffers are dropped; no Python loop, since a large reply has thousands.
-        added = list(filter(len, buffers))
+        added = list(map(_own, filter(len, buffers)))
         if not added:
             return
         size = compiled.total(added)

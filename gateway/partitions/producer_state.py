@@ -297,12 +297,15 @@ class ProducerStateManager(ProducersState):
         """
         replay_from, rows = _DECODER.decode(snapshot)
         try:
-            for producer_id, last_seen, batches in rows[-self._limit :]:
-                self._producers[producer_id] = ProducerStateEntry(
+            loaded = {
+                producer_id: ProducerStateEntry(
                     [BatchMetadata(*structs.astuple(one)) for one in batches], last_seen
                 )
+                for producer_id, last_seen, batches in rows[-self._limit :]
+            }
         except OverflowError as error:
             raise msgspec.DecodeError(f"a number has more than 64 bits: {error}") from error
+        self._producers.update(loaded)
         return replay_from
 
 

@@ -90,8 +90,13 @@ def test_request_that_is_hardly_batches_is_not_kept(monkeypatch: pytest.MonkeyPa
     assert tail._held == len(found.payload) + ENTRY_OVERHEAD
 
 
-def test_cleared_and_freed_caches_release_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_part_of_a_request_is_read_as_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     _, entries = entries_of(monkeypatch)
+    assert [type(one.payload) for one in entries] == [bytes] * PARTITIONS
+
+
+def test_cleared_and_freed_caches_release_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, entries = entries_of(monkeypatch, value=bytes(5000))
     frame: Any = entries[0].payload
     frame = cast(memoryview, frame).obj
     tail, log_tail = TailCache(100_000), CachedTail()
@@ -110,7 +115,7 @@ def test_cleared_and_freed_caches_release_the_requests(monkeypatch: pytest.Monke
 async def test_parts_of_a_request_are_stored(
     tmp_path: Path, sync_appends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, entries = entries_of(monkeypatch)
+    _, entries = entries_of(monkeypatch, value=bytes(5000))
     monkeypatch.undo()
 
     async def opened() -> LmdbStore:
