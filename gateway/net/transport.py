@@ -54,7 +54,7 @@ _arrived_view = memoryview(_arrived)
 
 
 def _own(buffer: Buffer) -> Buffer:
-    """Return a buffer that does not keep a request of which it is a small part.
+    """Return a buffer that does not keep a whole request for a small part of it.
 
     A consumer that does not read would otherwise keep more than the bytes that are counted.
     """
