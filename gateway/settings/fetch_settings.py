@@ -40,8 +40,8 @@ class FetchSettings(BaseModel):
         64 * MIB,
         ge=0,
         description=(
-            "Size of the cache of converted batches, so that several old consumers at the end of "
-            "the log cost one conversion. 64 batches of 1 MiB by default."
+            "Size of the cache of converted compressed batches, so that several old consumers at "
+            "the end of the log cost one conversion. 64 batches of 1 MiB by default."
         ),
     )
     max_decompressed_bytes: int = Field(
