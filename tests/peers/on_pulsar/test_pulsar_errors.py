@@ -201,7 +201,9 @@ def test_offsets_trimmed_by_pulsars_retention_are_out_of_range(
     # disabled.
     place = starts(pulsar_resident_bytes=0, log_retention_ms=-1)
     with place.gateway.peer() as peer:
-        for number in range(10):
+        # The first may meet a gateway that does not lead the partition yet.
+        until(lambda: peer.produce(TOPIC, one_record(b"0")).base_offset, 0)
+        for number in range(1, 10):
             assert peer.produce(TOPIC, one_record(b"%d" % number)).base_offset == number
         # The next record starts another ledger: Pulsar deletes whole ledgers.
         place.tenant.admin("PUT", f"{place.partition}/unload")
