@@ -92,6 +92,7 @@ setup(
                 "storage/_log.pxd",
                 "storage/pulsar/client/_appends.pxi",
                 "storage/pulsar/client/_library.h",
+                "storage/pulsar/client/_received.pxi",
             ],
             include_dirs=["storage/pulsar/client"],
             extra_compile_args=["-O3"],

@@ -1,6 +1,6 @@
 """Messages of the store as they were read, and functions for many of them at once.
 
-The functions are the reference of the compiled ones in `_library.pyx`. `functions` has those that
+The functions are the reference of the compiled ones in `_received.pxi`. `functions` has those that
 are used. The compiled reader returns objects with the attributes of `StoredMessage` that make
 header and position on demand: a read needs them for its first and last message only.
 """
