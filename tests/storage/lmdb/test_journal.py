@@ -45,7 +45,7 @@ async def test_append_is_synced_before_acknowledgement_unless_turned_off(
     for base in range(5):
         await log.append([sized(base, 100)])
         (file,) = disk.files.values()
-        assert bool(file.unsynced) is not sync_appends
+        assert file.has_unsynced_frames is not sync_appends
 
 
 @pytest.mark.parametrize("has_flusher", [True, False])
@@ -61,7 +61,7 @@ async def test_unsynced_appends_are_synced_before_their_rows_are_committed(
         await log.append([sized(base, 100)])
     (file,) = disk.files.values()
     await until(lambda: not store._state.pending.count)
-    assert not file.unsynced
+    assert not file.has_unsynced_frames
 
 
 @ensureDeferred

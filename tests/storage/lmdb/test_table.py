@@ -111,15 +111,15 @@ async def test_put_is_flushed_although_appends_are_not(open_store: Opener) -> No
     log = await store.log("orders", 0)
     (file,) = disk.files.values()
     await log.append([sized(0, 10)])
-    assert file.unsynced
+    assert file.has_unsynced_frames
     put, append = table.put({b"a": b"1"}), log.append([sized(1, 10)])
     await put
-    assert not file.unsynced
+    assert not file.has_unsynced_frames
     await append
     both = [table.put({b"a": b"2"}), log.append([sized(2, 10)]), table.put({b"a": b"3"})]
     for one in both:
         await one
-    assert not file.unsynced
+    assert not file.has_unsynced_frames
 
 
 @ensureDeferred

@@ -35,6 +35,11 @@ class File:
     unsynced: list[Write] = field(default_factory=list)
     failed_syncs: int = 0
 
+    @property
+    def has_unsynced_frames(self) -> bool:
+        """Whether more than zeros is not on the medium. Zeros are written ahead at any time."""
+        return any(piece is not None and any(piece) for _, piece in tuple(self.unsynced))
+
     def copy(self) -> File:
         return File(bytearray(self.data), bytearray(self.durable), list(self.unsynced))
 
