@@ -432,13 +432,14 @@ cdef class SegmentState:
 
 
 cdef class FlusherBursts:
-    """Bursts of the flusher; for the reactor thread.
+    """Bursts of the flusher: appends, and writes of table rows; for the reactor thread.
 
-    Each is encoded at once. It has the turn until the flusher has ended. Then its appends are
+    Each is encoded at once. It has the turn until the flusher has ended. Then its operations are
     completed, or `fail` is called with them and the error.
     """
 
-    cdef object flusher, reactor, state, fail, deliver, fill_ahead, failure
+    cdef object flusher, reactor, state, settings, fail, deliver, fill_ahead, rows_added, failure
+    cdef object table_put, encode_table_rows
     cdef ReactorCallQueue reactor_calls
     cdef JournalState journal
     cdef Turn turn
@@ -448,16 +449,19 @@ cdef class FlusherBursts:
     # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
     cdef list operations
     cdef Frames staged
-    cdef bint has_logged
+    cdef bint has_puts, has_logged
 
     def __init__(
         self, flusher, reactor, reactor_calls, journal, settings, state, turn, queue, deliver,
-        fail, fill_ahead,
+        fail, fill_ahead, rows_added,
     ):
         """`deliver` is called with outcomes that are not the common case. `fill_ahead` is called
-        when the journal should be filled with zeros.
+        when the journal should be filled with zeros, `rows_added` when there are new table rows or
+        many rows of entries, before the turn is given back.
         """
+        from storage.lmdb.frames import encode_table_rows
         from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, LARGEST_STEP
+        from storage.lmdb.write_burst import TablePut
 
         global first_step, largest_step, largest_filled_write
         first_step, largest_step = FIRST_STEP, LARGEST_STEP
@@ -468,6 +472,8 @@ cdef class FlusherBursts:
         # An append has at least two buffers.
         self.most_operations = MOST_BUFFERS // 2
         self.deliver, self.fail, self.fill_ahead = deliver, fail, fill_ahead
+        self.settings, self.rows_added = settings, rows_added
+        self.table_put, self.encode_table_rows = TablePut, encode_table_rows
         self.timer = GatheringTimer(reactor, queue)
         reactor.addReader(self)
 
@@ -501,6 +507,8 @@ cdef class FlusherBursts:
         """Encode a burst and pass it to the flusher, in the common case."""
         cdef JournalState journal = self.journal
         cdef int64_t at, limit = journal.flusher_limit()
+        cdef list appends = operations
+        cdef dict table_rows = None
         cdef Frames staged
         cdef PendingState pending
         state = self.state
@@ -508,14 +516,24 @@ cdef class FlusherBursts:
             return False
         pending = state.pending
         if (
-            not 0 < pending.count < self.most_rows
+            pending.count >= self.most_rows
+            or (not pending.count and pending.older is None)
             or state.failing
             or state.is_unresolved
         ):
             return False
+        for operation in operations:
+            if type(operation) is self.table_put:
+                if table_rows is None:
+                    table_rows = {}
+                table_rows.update(operation.rows)
+        if table_rows is not None:
+            if not table_rows or not journal._syncs_appends:
+                return False
+            appends = [one for one in operations if type(one) is not self.table_put]
         at = journal.end_at
         staged = stage_appends(
-            operations,
+            appends,
             state.logs,
             journal.mark,
             journal.end_segment,
@@ -523,8 +541,12 @@ cdef class FlusherBursts:
             journal._durable_to,
             limit,
         )
+        if staged is None or (
+            table_rows is not None and not self._stage_table_rows(staged, table_rows)
+        ):
+            return False
         if (
-            staged is None
+            <int64_t>staged.at > limit
             or len(staged.buffers) > MOST_PARTS
             or journal.needs_zeros(at, <int64_t>staged.at)
         ):
@@ -538,6 +560,23 @@ cdef class FlusherBursts:
             self.fill_ahead()
         journal.begin_write(self.flusher, staged.buffers, <int64_t>staged.at)
         self.operations, self.staged = operations, staged
+        self.has_puts = table_rows is not None
+        return True
+
+    cdef bint _stage_table_rows(self, Frames staged, dict rows) except -1:
+        """Add a frame with table rows, or return False: too many of them would wait."""
+        cdef int64_t running = -1, position = 0, number = self.state.next_table_write
+        payload = self.encode_table_rows(rows)
+        settings = self.settings
+        if not self.state.pending.has_room(
+            rows, len(payload), settings.table_rows, settings.table_bytes
+        ):
+            return False
+        # As `Staging.put_table_rows`.
+        staged.add(
+            TABLES_LOG_ID, (new_entry(number, number, -1, payload),), &running, &position
+        )
+        staged.table_rows, staged.table_payload_bytes = rows, len(payload)
         return True
 
     def doRead(self):
@@ -562,18 +601,27 @@ cdef class FlusherBursts:
             self.state.is_unresolved = True
             logger.exception("bug: rows could not be added; writing stops until a restart")
             self.failure = StorageFailed(f"the outcome of the write is not known: {bug!r}")
+        else:
+            self._note_rows()
         self.turn.give_back()
         try:
             self.reactor_calls.run(self._complete)
         except BaseException:
             logger.exception("bug: the outcomes of a burst could not be delivered")
 
+    cdef _note_rows(self):
+        if self.has_puts or <int64_t>self.state.pending.count >= self.most_rows:
+            try:
+                self.rows_added()
+            except Exception:
+                logger.exception("bug: rows could not be set aside; they are committed later")
+
     def _complete(self):
         cdef list operations = self.operations
         failure, self.operations, self.failure = self.failure, None, None
-        self.queue.burst_written(len(operations))
+        self.queue.burst_written(len(operations), not self.has_puts)
         try:
-            if failure is not None or not complete_appends(operations):
+            if failure is not None or self.has_puts or not complete_appends(operations):
                 self.deliver([(one, None, failure) for one in operations])
         finally:
             self.queue.outcomes_delivered()
@@ -658,6 +706,9 @@ cdef publish(Frames staged, state):
             (<list?>known).extend(<list>keys)
         count += len(<list>keys)
     pending.count += count
+    if staged.table_rows is not None:
+        state.next_table_write += 1
+        pending.add_table_rows(staged.table_rows, staged.segment, staged.table_payload_bytes)
 
 
 def append(LogState log, entries):

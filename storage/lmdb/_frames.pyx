@@ -29,7 +29,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 11
+INTERFACE = 12
 
 cdef enum:
     MARK_BYTES = 8
@@ -37,6 +37,7 @@ cdef enum:
     PLACE_BYTES = 12
     FIELD_BYTES = 48
     FRAME_BYTES = 60
+    TABLES_LOG_ID = 0
     ROW_BYTES = 64
     INLINE_ROW_BYTES = 52
     IS_LAST = 1
@@ -104,6 +105,9 @@ cdef class Frames:
     cdef bint has_entries
     # Of staged appends: rows by log id, and the changed logs.
     cdef readonly dict rows, logs
+    # And a frame with table rows.
+    cdef dict table_rows
+    cdef int64_t table_payload_bytes
 
     def __init__(
         self, bytes mark, uint64_t segment, uint64_t at, uint32_t durable_to, list buffers

@@ -212,13 +212,6 @@ def open_table(burst: Burst, name: str) -> int:
     return table_id
 
 
-def put_rows(burst: Burst, table_id: int, rows: Mapping[bytes, bytes | None]) -> None:
-    """Set rows of a table; None deletes one."""
-    prefix = U32.pack(table_id)
-    for key, value in rows.items():
-        burst.table_rows[prefix + key] = value
-
-
 def new_ids(burst: Burst, counter: bytes, count: int) -> tuple[int, ...]:
     """Ids that were never used before."""
     meta = burst.databases["meta"]

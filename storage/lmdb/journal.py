@@ -382,6 +382,11 @@ class Journal(JournalState):
             raise self._failed(staging.segment, error) from error
 
     @property
+    def is_synced(self) -> bool:
+        """Whether the whole journal is durable. For the thread that has the turn."""
+        return self._is_synced and self._is_cut
+
+    @property
     def lacks_zeros(self) -> bool:
         """Whether `fill_ahead` should be called. For any thread."""
         file = self._file

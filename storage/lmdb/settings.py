@@ -23,11 +23,11 @@ class LmdbSettings:
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
 
-    held_bytes: int = 4 * MIB
+    held_bytes: int = 8 * MIB
     """The part of the reserve that LMDB's file has already, so that others cannot take it.
 
     Twice what a commit of `index_entries` rows needs, if they are of at most some hundred
-    partitions, or one of `table_rows`.
+    partitions, and twice what one of `table_rows` needs.
     """
 
     sync_appends: bool = True
@@ -45,8 +45,8 @@ class LmdbSettings:
     index_seconds: float = 5.0
     """How long rows wait if there are fewer. A restart after a crash reads what waited.
 
-    Appends wait for the commit, which takes some 10 ms. Without `sync_appends` it also flushes what
-    was appended before it.
+    The flusher writes meanwhile, but a burst that needs the writer thread waits for the commit,
+    which takes some 10 ms. Without `sync_appends` it also flushes what was appended before it.
     """
 
     index_segments: int = 4
@@ -57,17 +57,19 @@ class LmdbSettings:
     then.
     """
 
-    table_rows: int = 256
-    """Table rows with distinct keys that may wait. A burst with more is a transaction of LMDB.
+    table_rows: int = 512
+    """Table rows that may wait. If there would be more, a burst is a transaction of LMDB.
+
+    A commit begins when half of them wait, and the other half may be added meanwhile.
 
     For rows that are far apart in a large table, a commit writes up to two pages of 4 KiB each, a
     leaf and a branch: half of `held_bytes`.
     """
 
     table_bytes: int = 2 * MIB
-    """Bytes of frames with table rows that may wait. A burst with more is a transaction of LMDB.
+    """Bytes of frames with table rows that may wait, like `table_rows`.
 
-    Half of `held_bytes`: their commit needs room, too.
+    A quarter of `held_bytes`: their commit needs room, too.
     """
 
     cleaned_bytes: int = 1 * MIB

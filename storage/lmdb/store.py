@@ -38,6 +38,7 @@ from storage.lmdb.write_burst import (
     Outcome,
     Task,
     WriterState,
+    lacking,
 )
 from storage.lmdb.write_queue import WriteQueue
 from storage.lmdb.writer import LmdbWriter
@@ -414,7 +415,7 @@ class LmdbStore(StoreState):
         """The rows of a table in key order, also those that are not committed yet."""
         prefix = U32.pack(table_id)
         # Before the transaction begins: see `PendingIndex`.
-        pending = self._state.pending
+        generations = self._state.pending.generations()
 
         def read(txn: Any, databases: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
             found: dict[bytes, bytes] = {}
@@ -424,7 +425,7 @@ class LmdbStore(StoreState):
                         if not key.startswith(prefix):
                             break
                         found[key] = value
-            if checkpoint_of(txn, databases) == pending.since:
+            for pending in lacking(generations, checkpoint_of(txn, databases)):
                 # A copy, which takes one step: another thread may add rows.
                 for key, changed in dict(pending.table_rows).items():
                     if key.startswith(prefix):
@@ -448,15 +449,19 @@ class LmdbStore(StoreState):
         self, log_id: int, call: Callable[[Any, Callable[[], LogRow]], T]
     ) -> Callable[[Any, Mapping[str, Any]], T]:
         # Before the transaction begins: see `PendingIndex`.
-        pending = self._state.pending
+        generations = self._state.pending.generations()
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:
             with txn.cursor(db=databases["entries"]) as cursor:
-                rows = pending.rows.get(log_id)
                 row = partial(log_row, txn, databases["logs"], log_id)
-                if rows and checkpoint_of(txn, databases) == pending.since:
-                    return call(LogCursor(cursor, log_id, rows), row)
-                return call(cursor, row)
+                if not any(log_id in one.rows for one in generations):
+                    return call(cursor, row)
+                pending = lacking(generations, checkpoint_of(txn, databases))
+                parts = [rows for one in pending if (rows := one.rows.get(log_id))]
+                if not parts:
+                    return call(cursor, row)
+                rows = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+                return call(LogCursor(cursor, log_id, rows), row)
 
         return read
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from twisted.internet.defer import Deferred
 
-from storage.lmdb import changes
+from storage.lmdb.layout import U32
 from storage.lmdb.write_burst import StoreAccess, TablePut
 
 MAX_KEY_BYTES = 480
@@ -19,6 +19,7 @@ class LmdbTable:
     def __init__(self, store: StoreAccess, table_id: int) -> None:
         self._store = store
         self._table_id = table_id
+        self._prefix = U32.pack(table_id)
 
     async def items(self) -> list[tuple[bytes, bytes]]:
         return await self._store.read_table(self._table_id)
@@ -31,8 +32,9 @@ class LmdbTable:
             refused: Deferred[None] = Deferred()
             refused.errback(ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))
             return refused
-        taken = dict(rows)
-        size = sum(len(key) + len(value or b"") for key, value in taken.items())
-        return self._store.write(
-            TablePut(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size)
-        )
+        prefix, size = self._prefix, 0
+        taken = {}
+        for key, value in rows.items():
+            taken[prefix + key] = value
+            size += len(key) + len(value or b"")
+        return self._store.write(TablePut(taken, size))

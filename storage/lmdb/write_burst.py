@@ -29,6 +29,7 @@ from storage.lmdb.layout import (
     SegmentUse,
     Slot,
 )
+from storage.lmdb.settings import LmdbSettings
 from storage.log import Entry, LogClosed, LogStatus, StorageError
 from storage.tail import TailCache
 
@@ -127,13 +128,17 @@ class Task(Generic[T]):
 
 
 class TablePut(Task[None]):
-    """A write of table rows.
+    """A write of table rows, by their keys in LMDB; None deletes one.
 
     It needs the journal, or LMDB if the burst has a transaction anyway, too many table rows would
     wait, or the journal refuses it.
     """
 
-    __slots__ = ()
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Mapping[bytes, bytes | None], size: int) -> None:
+        super().__init__(lambda burst: burst.table_rows.update(rows), size=size)
+        self.rows = rows
 
 
 Operation = Append | Task[Any]
@@ -164,19 +169,27 @@ class PendingIndex(PendingState):
     """Rows that are not committed yet: of `entries`, per log in the order of offsets, and of
     `tables`, where None deletes a row.
 
-    They continue what LMDB has up to `since`. The thread that has the turn adds rows, any thread
-    reads them: a reader takes the rows before it begins its transaction, and leaves them out if
-    that shows a later checkpoint than `since`, because then it shows all of them.
+    They continue what LMDB has up to `since`. While they are committed, those that follow are in a
+    new index, which has them as `older`; they do not change any more.
+
+    The thread that has the turn adds rows, any thread reads them: a reader takes the `generations`
+    before it begins its transaction, and then those that the transaction lacks (`lacking`).
     """
 
-    def __init__(self, since: Place) -> None:
+    def __init__(self, since: Place, older: PendingIndex | None = None) -> None:
         self.since = since
+        self.older = older
         self.rows: dict[int, list[bytes]] = {}
         self.table_rows: dict[bytes, bytes | None] = {}
         self.count = 0
-        """Rows of both kinds."""
+        """Rows of both kinds, without older ones."""
         self.table_bytes: dict[int, int] = {}
         """Bytes of the frames with table rows, by segment."""
+
+    def generations(self) -> tuple[PendingIndex, ...]:
+        """The older rows, if there are any, and these."""
+        older = self.older
+        return (self,) if older is None else (older, self)
 
     def add(self, added: Iterable[tuple[int, Sequence[bytes]]]) -> None:
         """Add rows of logs, by log id."""
@@ -197,6 +210,49 @@ class PendingIndex(PendingState):
         self.count += len(self.table_rows) - known
         written = self.table_bytes.get(segment, 0)
         self.table_bytes[segment] = written + FRAME.size + payload_bytes
+
+    def has_room(
+        self, rows: Mapping[bytes, bytes | None], payload_bytes: int, most: int, most_bytes: int
+    ) -> bool:
+        """Whether these limits of table rows, with older ones, allow a frame with `rows`."""
+        known, size = self.table_rows, FRAME.size + payload_bytes
+        count = sum(key not in known for key in rows)
+        for one in self.generations():
+            count += len(one.table_rows)
+            size += sum(one.table_bytes.values())
+        return count <= most and size <= most_bytes
+
+    def are_many(self, settings: LmdbSettings) -> bool:
+        """Whether to commit the rows now. As many table rows can be added meanwhile."""
+        return (
+            self.count >= settings.index_entries
+            or len(self.table_rows) * 2 >= settings.table_rows
+            or sum(self.table_bytes.values()) * 2 >= settings.table_bytes
+        )
+
+    def merged(self) -> PendingIndex:
+        """All rows in one index: the commit of the older ones has failed."""
+        if self.older is None:
+            return self
+        merged = PendingIndex(self.older.since)
+        for one in self.generations():
+            merged.add(one.rows.items())
+            merged.table_rows.update(one.table_rows)
+            for segment, size in one.table_bytes.items():
+                merged.table_bytes[segment] = merged.table_bytes.get(segment, 0) + size
+        merged.count += len(merged.table_rows)
+        return merged
+
+
+def lacking(generations: Sequence[PendingIndex], checkpoint: Place) -> Sequence[PendingIndex]:
+    """Those that a transaction lacks which shows this checkpoint.
+
+    It has all of them if they were taken before it began and the checkpoint is later than theirs.
+    """
+    for number, one in enumerate(generations):
+        if one.since == checkpoint:
+            return generations[number:]
+    return ()
 
 
 @dataclass(slots=True)
@@ -332,6 +388,7 @@ class Burst:
         self.segments = SegmentChanges(state.segments)
         self._environment = environment
         self._state = state
+        self._pending = state.pending
         self._txn: Any = None
         self._logs: dict[int, DurableLog] = {}
         self._closed: set[int] = set()
@@ -349,7 +406,7 @@ class Burst:
         """The transaction, begun if necessary, with all rows. Raises lmdb.Error."""
         if self._txn is None:
             self._txn = self._environment.begin()
-            pending = self._state.pending
+            pending = self._pending
             self._put_rows(key for keys in pending.rows.values() for key in keys)
             self._put_table_rows(pending.table_rows)
             for segment, size in pending.table_bytes.items():
@@ -441,11 +498,9 @@ class Burst:
             outcomes += run(some)
         if self.table_rows and not self.has_txn:
             payload = encode_table_rows(self.table_rows)
-            pending = self._state.pending
-            known = pending.table_rows
-            row_count = len(known) + sum(key not in known for key in self.table_rows)
-            byte_count = sum(pending.table_bytes.values()) + FRAME.size + len(payload)
-            if row_count <= most_table_rows and byte_count <= most_table_bytes:
+            if self._pending.has_room(
+                self.table_rows, len(payload), most_table_rows, most_table_bytes
+            ):
                 self.staging.put_table_rows(self._next_table_write, payload)
                 self._next_table_write += 1
                 self._table_payload_bytes = len(payload)
@@ -484,7 +539,7 @@ class Burst:
 
     @property
     def _moves_checkpoint(self) -> bool:
-        return self.staging.end != self._state.pending.since
+        return self.staging.end != self._pending.since
 
     def abort(self) -> None:
         if self._txn is not None:
@@ -499,18 +554,38 @@ class Burst:
         for log_id in self._closed:
             state.logs.pop(log_id, None)
         if self._txn is not None:
-            if self.segments.changed:
-                state.segments.update(self.segments.changed)
-                state.forgotten.clear()
-            since = max(state.pending.since.segment, 1)
             state.pending = PendingIndex(self.staging.end)
-            state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
+            self._publish_segments()
         else:
             state.pending.add(self._rows)
             if self.table_rows:
                 state.pending.add_table_rows(
                     self.table_rows, self.staging.segment, self._table_payload_bytes
                 )
+
+    def set_aside(self) -> None:
+        """Leave the rows that are pending to this burst, which does nothing but commit them.
+
+        Then only `txn`, `commit`, `abort` and `publish_commit` may be called, the first three
+        without the turn.
+        """
+        if self._pending.older is not None:
+            raise RuntimeError("the rows that were set aside before are not committed")
+        self._state.pending = PendingIndex(self.staging.end, self._pending)
+
+    def publish_commit(self) -> None:
+        """The rows that were set aside are committed."""
+        self._state.pending.older = None
+        self._publish_segments()
+
+    def _publish_segments(self) -> None:
+        """Make their use current, after the checkpoint has moved to that of `pending`."""
+        state = self._state
+        if self.segments.changed:
+            state.segments.update(self.segments.changed)
+            state.forgotten.clear()
+        since = max(self._pending.since.segment, 1)
+        state.review({*self.segments.changed, *range(since, self.staging.end.segment)})
 
     def _put_rows(self, keys: Iterable[bytes]) -> None:
         """Put rows in key order, the cheapest order for the B+ tree."""

@@ -119,6 +119,8 @@ class WriteQueue:
 class Turn:
     """Which thread uses the journal, except `fill_ahead`, and the writer's state: one at a time.
 
+    Rows that were set aside (`Burst.set_aside`) are committed without the turn.
+
     The writer thread uses it in a `with` statement and waits for it. The reactor thread takes it
     for a burst of the flusher, and only if the writer thread does not wait for it.
     """
@@ -148,7 +150,7 @@ if not TYPE_CHECKING and compiled:
 
 @dataclass(frozen=True, slots=True)
 class FailedBurst:
-    """Appends that the flusher could not write."""
+    """Operations that the flusher could not write."""
 
     operations: Sequence[Operation]
     error: JournalFailed

@@ -5,8 +5,9 @@ committed to LMDB later, with those of other bursts, or by the transaction of a 
 anyway. Results are delivered to the reactor once per burst. Between bursts the thread frees space,
 a bounded amount at a time; this must also succeed on a disk that is too full for appends.
 
-In the common case the flusher writes a burst of appends (`write_queue.py`). This thread does all
-the rest, failures included, while it has the turn; filling the journal ahead needs none.
+In the common case the flusher writes a burst of appends and table rows (`write_queue.py`). This
+thread does all the rest, failures included, while it has the turn. Filling the journal ahead needs
+none, and neither does a commit of rows alone: the flusher writes bursts meanwhile.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ class LmdbWriter:
         self.queue = WriteQueue(reactor, settings, self._bursts.put)
         """Reactor thread only. Operations are written in the order in which they are added."""
         self._turn = Turn()
+        self._aside: Burst | None = None
+        """Commits rows that the reactor thread has set aside. The writer thread takes it; if it
+        begins another transaction or burst before, these rows are pending again.
+        """
         self._flusher_bursts: Any = None
         if compiled and isinstance(reactor, WatchingReactor):
             self._flusher_bursts = self._start_flusher(reactor)
@@ -144,6 +149,7 @@ class LmdbWriter:
                 self._deliver,
                 lambda operations, error: self._bursts.put(FailedBurst(operations, error)),
                 self._fill_later,
+                self._rows_added,
             )
         except OSError as error:
             log.warning("the writer thread writes all bursts: no flusher: %s", error)
@@ -159,6 +165,34 @@ class LmdbWriter:
             self._journal.is_filling = True
             self._bursts.put(())
 
+    def _rows_added(self) -> None:
+        """Have the writer thread commit the rows if there are many; reactor thread only, which has
+        the turn.
+        """
+        pending = self._state.pending
+        if (
+            pending.older is None
+            and pending.are_many(self._settings)
+            and self._journal.is_synced
+            and monotonic() >= self._retry_at
+        ):
+            self._aside = self._set_aside()
+            self._bursts.put(())
+
+    def _set_aside(self) -> Burst:
+        """A burst that commits the rows that are pending. For the thread that has the turn."""
+        burst = Burst(self._environment, self._journal, self._state, 0)
+        burst.set_aside()
+        self._pending_since = monotonic()
+        return burst
+
+    def _take_back(self) -> None:
+        """The rows that were set aside are pending again, and due. For the thread that has the
+        turn.
+        """
+        self._state.pending = self._state.pending.merged()
+        self._pending_since = 0.0
+
     def _end(self) -> None:
         if self._flusher_bursts is not None:
             self._flusher_bursts.close()
@@ -172,12 +206,11 @@ class LmdbWriter:
     def _work_once(self) -> bool:
         """Write a burst or tidy. Returns False when the thread should end."""
         burst: Sequence[Operation] | FailedBurst | None = ()
-        # The flusher changes this time only if rows are pending already.
+        # The flusher changes this time only if rows are pending, or being committed, already.
         with suppress(Empty):
             burst = self._bursts.get(timeout=self._idle_seconds())
         if burst is None:
-            with self._turn:
-                self._commit_pending()
+            self._commit_pending()
             self._reactor_calls.post(self._end)
             return False
         if burst:
@@ -189,9 +222,10 @@ class LmdbWriter:
             self._reactor_calls.post(lambda: self._deliver_outcomes(outcomes))
         if self._journal.is_filling:
             self._fill_ahead()
+        if self._aside is not None:
+            self._attempt(INDEXING, self._index)
         if self._idle_seconds() == 0:
-            with self._turn:
-                self._tidy()
+            self._tidy()
         return True
 
     def _fill_ahead(self) -> None:
@@ -208,13 +242,17 @@ class LmdbWriter:
         self._journal.is_filling = False
 
     def _refuse(self, failed: FailedBurst) -> list[Outcome]:
-        """Do what `_write` does if the journal refuses appends."""
+        """Do what `_write` does if the journal refuses a burst."""
         try:
             self._journal.clean_up()
         except Exception:
             log.exception("bug: the journal could not be cut; the next write tries again")
-        reason = self._failed(APPENDING, failed.error)
-        return [(one, None, StorageFailed(reason)) for one in failed.operations]
+        operations = failed.operations
+        rest = [one for one in operations if not _needs_journal(one)]
+        again = self._write(rest, in_transaction=True) if rest else []
+        if len(rest) == len(operations):
+            return again
+        return _merge(operations, again, self._failed(APPENDING, failed.error))
 
     def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
         self.queue.burst_written(len(outcomes), isinstance(outcomes[0][0], Append))
@@ -269,15 +307,10 @@ class LmdbWriter:
                     rest = [one for one in operations if isinstance(one, Append)]
             fails_appends = is_journal or are_rows_limited or not has_others
             reason = self._failed(APPENDING if fails_appends and has_appends else WRITING, error)
-            written: dict[int, Outcome] = {}
+            again: list[Outcome] = []
             if 0 < len(rest) < len(operations):
                 again = self._write(rest, in_transaction=is_journal)
-                written = {id(outcome[0]): outcome for outcome in again}
-            # A separate exception each: one raised by thousands of callers would collect all their
-            # tracebacks.
-            return [
-                written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
-            ]
+            return _merge(operations, again, reason)
         # An append behind a failed one is refused without being written: that does not show that
         # appending works again.
         if APPENDING in self._state.failing and any(
@@ -321,11 +354,10 @@ class LmdbWriter:
 
         Raises JournalFailed or lmdb.Error if nothing was stored.
         """
-        if self._state.is_unresolved:
-            # Its rows may refer to what would be overwritten in the journal.
-            raise lmdb.Error(
-                "it is unknown whether the last write is complete: restart the gateway"
-            )
+        self._check_resolved()
+        if self._aside is not None:
+            self._aside = None
+            self._take_back()
         size = sum(map(SIZE, operations))
         while True:
             burst = Burst(self._environment, self._journal, self._state, size)
@@ -342,6 +374,13 @@ class LmdbWriter:
                     self._succeeded(WRITING)
                     self._journal.held_bytes = self._environment.hold_room()
                 return outcomes
+
+    def _check_resolved(self) -> None:
+        if self._state.is_unresolved:
+            # Its rows may refer to what would be overwritten in the journal.
+            raise lmdb.Error(
+                "it is unknown whether the last write is complete: restart the gateway"
+            )
 
     def _write_burst(self, burst: Burst, operations: Sequence[Operation]) -> list[Outcome]:
         """Write the frames and commit the transaction, if there is one."""
@@ -408,7 +447,7 @@ class LmdbWriter:
         """When the rows that are pending are to be committed."""
         pending, settings = self._state.pending, self._settings
         if (
-            pending.count >= settings.index_entries
+            pending.are_many(settings)
             or self._journal.end.segment - pending.since.segment >= settings.index_segments
         ):
             return 0.0
@@ -423,19 +462,23 @@ class LmdbWriter:
         now = monotonic()
         if now < self._retry_at:
             return
-        if self._state.unused and self._attempt(DELETING, self._delete_file):
-            return
+        if self._state.unused:
+            with self._turn:
+                if self._attempt(DELETING, self._delete_file):
+                    return
         if self._state.pending.count and now >= self._rows_due_at():
             self._commit_pending()
         elif self._state.sparse and (
             not self._state.freeing or (self._has_freed and now >= self._clean_at)
         ):
             self._has_freed = False
-            if not self._attempt(CLEANING, self._clean):
-                self._clean_at = now + CLEANING_RETRY_SECONDS
+            with self._turn:
+                if not self._attempt(CLEANING, self._clean):
+                    self._clean_at = now + CLEANING_RETRY_SECONDS
         elif self._state.freeing:
             self._has_freed = True
-            self._free_deleted_entries()
+            with self._turn:
+                self._free_deleted_entries()
 
     def _attempt(self, what: str, call: Callable[[], None]) -> bool:
         """Run `call`; if it fails, log that and pause. Returns whether it succeeded."""
@@ -449,8 +492,55 @@ class LmdbWriter:
         return True
 
     def _commit_pending(self) -> None:
+        if self._aside is not None:
+            self._attempt(INDEXING, self._index)
         if self._state.pending.count:
-            self._attempt(INDEXING, lambda: self._run(begin_transaction))
+            self._attempt(INDEXING, self._index)
+
+    def _index(self) -> None:
+        """Commit the rows that were set aside, or are pending.
+
+        Meanwhile bursts of the flusher add others. If it fails, the rows are pending again. Raises
+        JournalFailed, lmdb.Error.
+        """
+        burst = self._aside
+        if burst is None:
+            with self._turn:
+                # The reactor thread had the turn: it may have set rows aside.
+                burst = self._aside
+                if burst is None:
+                    self._check_resolved()
+                    # Rows are committed only if their entries are durable.
+                    self._journal.sync()
+                    burst = self._set_aside()
+        # The reactor thread sets no more rows aside before these are committed.
+        self._aside = None
+        txn_id = None
+        try:
+            txn_id = burst.txn.id()
+            burst.commit()
+        except lmdb.Error as error:
+            burst.abort()
+            with self._turn:
+                is_full = isinstance(error, lmdb.MapFullError)
+                # While that is unknown, nothing else is written, as in `_write_burst`.
+                if is_full or not self._resolve_commit(UNREACHED_TXN if txn_id is None else txn_id):
+                    self._take_back()
+                    if not is_full:
+                        raise
+                    self._environment.grow()
+                    self._run(begin_transaction)
+                    return
+        except BaseException:
+            burst.abort()
+            with self._turn:
+                self._take_back()
+            raise
+        with self._turn:
+            burst.publish_commit()
+        self._succeeded(WRITING)
+        # Until then appends count room as held that the commit has used.
+        self._journal.held_bytes = self._environment.hold_room()
 
     def _run(self, call: Callable[[Burst], Any]) -> Any:
         """Run a task that no caller waits for and return its result."""
@@ -532,6 +622,18 @@ class LmdbWriter:
                 self._environment.directory,
                 use.live_frames,
             )
+
+
+def _merge(
+    operations: Sequence[Operation], outcomes: Sequence[Outcome], reason: str
+) -> list[Outcome]:
+    """The outcomes, and failures of the other operations, in their order.
+
+    Each has a separate exception: one raised by thousands of callers would collect all their
+    tracebacks.
+    """
+    known = {id(outcome[0]): outcome for outcome in outcomes}
+    return [known.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations]
 
 
 def begin_transaction(burst: Burst) -> None:

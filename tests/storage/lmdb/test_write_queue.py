@@ -6,12 +6,15 @@ import errno
 import logging
 import math
 import os
+import shutil
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
@@ -26,8 +29,10 @@ from storage.lmdb.frames import compiled
 from storage.lmdb.journal import FIRST_STEP, LARGEST_FILLED_WRITE, LARGEST_STEP
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.settings import LmdbSettings
+from storage.lmdb.table import LmdbTable
 from storage.lmdb.write_burst import Append, Operation, Task
 from storage.lmdb.write_queue import Turn, WriteQueue
+from storage.lmdb.writer import begin_transaction
 from storage.log import Buffer, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.storage.entries import bases, everything, sized, topic
@@ -271,7 +276,8 @@ class OpenedStore:
 
     @property
     def pending(self) -> int:
-        return self.store._state.pending.count
+        """Rows that are not committed, with those that are being committed."""
+        return sum(one.count for one in self.store._state.pending.generations())
 
     @property
     def is_filling(self) -> bool:
@@ -299,6 +305,22 @@ class OpenedStore:
         await until(lambda: self.flusher.call)
         await until(lambda: not self.is_filling)
         return waiting
+
+    async def table(self) -> LmdbTable:
+        """A new table, whose id was committed with all rows, and another entry."""
+        table = await self.store.table("rows")
+        await self.log.append((sized(self.log.next_offset, 10),))
+        await until(lambda: not self.turn.is_taken)
+        return table
+
+    async def written(self, waiting: Awaitable[None]) -> None:
+        """Wait for a write by either thread."""
+        done = Deferred.fromCoroutine(_ended(waiting))
+        while not done.called:
+            await until(lambda: done.called or self.flusher.call)
+            if self.flusher.call:
+                self.flusher.make_call()
+        await done
 
 
 async def opened(open_store: Opener, **settings: Any) -> OpenedStore:
@@ -374,9 +396,9 @@ async def test_writer_thread_commits_rows_between_bursts_of_the_flusher(
     behind = one.log.append((sized(2, 10),))
     one.flusher.make_call()
     await waiting
-    await behind
+    await one.written(behind)
     # The two rows before it are committed.
-    assert one.pending == 1
+    await until(lambda: one.pending == 1)
     assert bases(await everything(one.log)) == [0, 1, 2]
 
 
@@ -394,32 +416,30 @@ async def test_writer_thread_writes_the_first_append_after_a_commit_of_rows(
 
 
 @ensureDeferred
-async def test_writer_thread_writes_all_but_appends(open_store: Opener) -> None:
+async def test_writer_thread_writes_all_but_appends_and_table_rows(open_store: Opener) -> None:
     one = await opened(open_store)
-    table = await one.store.table("rows")
-    await one.log.append((sized(1, 10),))
     waiting = await one.append_by_flusher(10)
     # A burst with an append and a task, behind that of the flusher.
-    put, behind = table.put({b"a": b"1"}), one.log.append((sized(3, 10),))
+    task, behind = one.store.write(Task(lambda _: "done")), one.log.append((sized(2, 10),))
+    last = one.log.append((sized(3, 10),))
     one.flusher.make_call()
     await waiting
-    await put
+    assert await task == "done"
     await behind
-    assert await table.items() == [(b"a", b"1")]
+    await last
     assert bases(await everything(one.log)) == [0, 1, 2, 3]
 
 
 @ensureDeferred
-async def test_writer_thread_writes_appends_behind_which_there_are_enough_rows(
+async def test_rows_are_committed_when_the_flusher_has_added_enough(
     open_store: Opener,
 ) -> None:
     one = await opened(open_store, index_entries=2)
     waiting = await one.append_by_flusher(10)
     one.flusher.make_call()
     await waiting
-    assert one.pending == 2
-    await one.log.append((sized(2, 10),))
     await until(lambda: not one.pending)
+    await one.log.append((sized(2, 10),))
     assert bases(await everything(one.log)) == [0, 1, 2]
 
 
@@ -725,6 +745,198 @@ async def test_gathering_ends_by_the_timer(open_store: Opener, seconds: float) -
     await until(lambda: one.flusher.call)
     one.flusher.make_call()
     await DeferredList([Deferred.fromCoroutine(_ended(append)) for append in appends])
+
+
+class HeldCommit:
+    """Commits of LMDB wait until the test lets them go on. Then `failure` is raised once."""
+
+    def __init__(self, store: LmdbStore) -> None:
+        self.is_waiting = threading.Event()
+        self.goes_on = threading.Event()
+        self.failure: lmdb.Error | None = None
+        assert store._environment
+        begin = store._environment.begin
+        store._environment.begin = lambda: HeldTxn(begin(), self)  # type: ignore[method-assign]
+
+
+class HeldTxn:
+    def __init__(self, txn: Any, held: HeldCommit) -> None:
+        self._txn = txn
+        self._held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._held.is_waiting.set()
+        self._held.goes_on.wait()
+        failure, self._held.failure = self._held.failure, None
+        if failure:
+            raise failure
+        self._txn.commit()
+
+
+async def contents(store: LmdbStore) -> tuple[list[int], dict[bytes, bytes]]:
+    """The base offsets of the log, and the rows of the table."""
+    log, table = await store.log("orders", 0), await store.table("rows")
+    return bases(await everything(log)), dict(await table.items())
+
+
+async def contents_after_kill(store: LmdbStore, copy: Path) -> Any:
+    """The `contents` of a store on what is there now."""
+    shutil.copytree(store.directory, copy)
+    settings = LmdbSettings(tail_bytes=0, held_bytes=0)
+    again = LmdbStore(copy, reactor=reactor, settings=settings)
+    await again.open()
+    found = await contents(again)
+    await again.close()
+    return found
+
+
+@ensureDeferred
+async def test_flusher_writes_table_rows_with_appends(open_store: Opener, tmp_path: Path) -> None:
+    one = await opened(open_store)
+    table = await one.table()
+    waiting = await one.append_by_flusher(10)
+    puts = [table.put({b"a": b"1", b"b": b"1"}), table.put({b"a": b"2", b"c": None})]
+    behind = one.log.append((sized(3, 10),))
+    one.flusher.make_call()
+    await waiting
+    await until(lambda: one.flusher.call)
+    assert await table.items() == []
+    one.flusher.make_call()
+    for done in (*puts, behind):
+        await done
+    assert one.flusher.call is None
+    expected = [0, 1, 2, 3], {b"a": b"2", b"b": b"1"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "copy") == expected
+
+
+@pytest.mark.parametrize("failure", [None, lmdb.DiskError("no space"), lmdb.MapFullError("full")])
+@ensureDeferred
+async def test_flusher_writes_while_rows_are_committed(
+    open_store: Opener, tmp_path: Path, failure: lmdb.Error | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads, and a restart, find the rows of both generations."""
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    one = await opened(open_store)
+    table = await one.store.table("rows")
+    await one.written(table.put({b"a": b"1", b"b": b"1", b"c": b"1"}))
+    held = HeldCommit(one.store)
+    held.failure = failure
+    assert one.store._writer
+    one.store._writer._pending_since = -math.inf
+    one.store._writer._bursts.put(())
+    await until(held.is_waiting.is_set)
+    expected: Any = [0], {b"a": b"1", b"b": b"1", b"c": b"1"}
+    assert await contents(one.store) == expected
+    # The writer thread cannot fill the journal ahead.
+    waiting = one.log.append((sized(1, 10),))
+    await until(lambda: one.flusher.call)
+    one.flusher.make_call()
+    await waiting
+    put = table.put({b"a": b"2", b"b": None, b"d": b"2"})
+    await until(lambda: one.flusher.call)
+    one.flusher.make_call()
+    await put
+    expected = [0, 1], {b"a": b"2", b"c": b"1", b"d": b"2"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "during") == expected
+    assert one.pending == 7
+    held.goes_on.set()
+    # The rows of a failed commit are pending again.
+    await until(lambda: one.store._state.pending.older is None)
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "after") == expected
+    await until(lambda: one.pending <= 4)
+    assert await contents(one.store) == expected
+    await one.store.write(Task(begin_transaction))
+    assert one.pending == 0
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "last") == expected
+
+
+@ensureDeferred
+async def test_table_rows_of_both_generations_are_limited(open_store: Opener) -> None:
+    """A put for which there is no room waits for the commit."""
+    one = await opened(open_store, table_rows=10)
+    table = await one.store.table("rows")
+    held = HeldCommit(one.store)
+    for number in range(5):
+        await one.written(table.put({b"%d" % number: b"1"}))
+    # Half of the rows that may wait.
+    await until(held.is_waiting.is_set)
+    for number in range(5, 10):
+        await one.written(table.put({b"%d" % number: b"1"}))
+    last = Deferred.fromCoroutine(_ended(table.put({b"last": b"1"})))
+    assert one.flusher.call is None
+    assert sum(len(rows.table_rows) for rows in one.store._state.pending.generations()) == 10
+    assert not last.called
+    held.goes_on.set()
+    await last
+    assert len(await table.items()) == 11
+
+
+@ensureDeferred
+async def test_transaction_has_rows_that_were_set_aside_before_it(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    """The writer thread waited for the turn when the reactor thread set them aside."""
+    one = await opened(open_store)
+    table = await one.store.table("rows")
+    await one.written(table.put({b"a": b"1"}))
+    assert one.store._writer
+    assert one.turn.take_if_free()
+    one.store._writer._aside = one.store._writer._set_aside()
+    one.turn.give_back()
+    await one.store.write(Task(begin_transaction))
+    assert one.store._writer._aside is None
+    assert one.pending == 0
+    expected = [0], {b"a": b"1"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "copy") == expected
+
+
+@ensureDeferred
+async def test_rows_are_set_aside_once_if_both_threads_want_to(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    """The writer thread waits for the turn while the flusher writes the last of many rows."""
+    one = await opened(open_store, table_rows=4)
+    table = await one.table()
+    put = table.put({b"a": b"1", b"b": b"1"})
+    await until(lambda: one.flusher.call)
+    await until(lambda: not one.is_filling)
+    await one.let_rows_be_due()
+    one.flusher.make_call()
+    await put
+    await until(lambda: not one.pending)
+    expected = [0, 1], {b"a": b"1", b"b": b"1"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "copy") == expected
+
+
+@ensureDeferred
+async def test_table_rows_that_the_flusher_could_not_write_are_in_lmdb_at_once(
+    open_store: Opener, tmp_path: Path
+) -> None:
+    """Unlike appends of the same burst, which are refused."""
+    one = await opened(open_store)
+    table = await one.table()
+    waiting = await one.append_by_flusher(10)
+    append, put = one.log.append((sized(3, 10),)), table.put({b"a": b"1"})
+    one.flusher.make_call()
+    await waiting
+    await until(lambda: one.flusher.call)
+    one.flusher.make_call(io_error())
+    with pytest.raises(StorageFailed, match="Input/output error"):
+        await append
+    await put
+    assert one.pending == 0
+    expected = [0, 1, 2], {b"a": b"1"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "copy") == expected
 
 
 async def _ended(append: Awaitable[None]) -> None:

@@ -12,7 +12,10 @@ opened: then deletions must succeed. In half of them the flusher writes bursts o
 fourth seed acknowledges appends before they are synced: they may be lost, but only from the end. In
 every third seed larger bursts than 1,000 bytes are written without zeros behind them.
 
-LMDB's file is taken as it is at that moment: LMDB syncs its commits itself, in the same thread.
+The flusher also writes while rows are committed: a commit waits a moment for that.
+
+LMDB's file is taken as it is at that moment, before or after a commit: LMDB syncs its commits
+itself.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ from tests.storage.lmdb.simulation.simulated_disk import SimulatedDisk, io_error
 PARTITIONS = 3
 ROUNDS = 25
 CUTS_PER_RUN = 10
+LONGEST_COMMIT = 0.002
+"""Seconds that a commit waits for a write of the journal."""
 
 SETTINGS = LmdbSettings(
     tail_bytes=0,
@@ -170,7 +175,10 @@ class RandomWork:
         self.puts = KnownPuts()
         self.cuts: list[Cut] = []
         self._lock = threading.Lock()
-        self._cutting = threading.Lock()
+        self.cutting = threading.Lock()
+        """Held while power is cut, or a commit is made."""
+        self.has_written = threading.Event()
+        """Set when the journal is written."""
         self._appends = 0
 
     async def run(self) -> None:
@@ -268,12 +276,14 @@ class RandomWork:
 
     def _before(self, operation: str) -> None:
         """Cut the power, or fail; in the thread that has the turn, or fills the journal ahead."""
+        if operation == "write":
+            self.has_written.set()
         self.may_cut()
         if self.fails(operation):
             raise io_error()
 
     def may_cut(self) -> None:
-        with self._cutting:
+        with self.cutting:
             if len(self.cuts) < CUTS_PER_RUN and self._disk_chance.random() < 0.1:
                 self.cuts.append(self._cut(self._disk_chance))
 
@@ -314,10 +324,16 @@ class FailingCommit:
         return getattr(self._txn, name)
 
     def commit(self) -> None:
-        self._run.may_cut()
-        if self._run.fails("commit"):
+        run = self._run
+        run.may_cut()
+        if run.disk.has_flusher:
+            run.has_written.clear()
+            run.has_written.wait(LONGEST_COMMIT)
+        if run.fails("commit"):
             raise lmdb.DiskError("a simulated failure")
-        self._txn.commit()
+        with run.cutting:
+            self._txn.commit()
+        run.may_cut()
 
 
 @dataclass
