@@ -1,4 +1,5 @@
-# An append by the flusher, from its queuing to its completion, with all state in C fields.
+# Appends and table rows by the flusher, from their queuing to their completion, with all state in C
+# fields.
 #
 # The functions return None or False, and have changed nothing, unless it is the common case. Then
 # the Python code, which handles all cases, takes over. The classes ...State are bases of Python
@@ -361,7 +362,7 @@ cdef class JournalState:
         )
 
     cpdef begin_write(self, flusher, list buffers, int64_t at):
-        """Begin to write frames of appends from the end to `at`, within the limit.
+        """Begin to write frames from the end to `at`, within the limit.
 
         `buffers` are bytes, and entries for their payloads.
 
@@ -486,8 +487,7 @@ cdef class FlusherBursts:
     cpdef bint begin(self, list operations) except -1:
         """Begin a burst, or return False: then the writer thread has to write it.
 
-        That also begins to wait with the first rows that are not committed, and commits them when
-        there are many.
+        It has to write the first rows after a commit, so that it wakes to commit them.
         """
         cdef bint has_begun = False
         if len(operations) > self.most_operations or not self.turn.take_if_free():
@@ -509,6 +509,7 @@ cdef class FlusherBursts:
         cdef int64_t at, limit = journal.flusher_limit()
         cdef list appends = operations
         cdef dict table_rows = None
+        cdef bytes payload = None
         cdef Frames staged
         cdef PendingState pending
         state = self.state
@@ -530,6 +531,12 @@ cdef class FlusherBursts:
         if table_rows is not None:
             if not table_rows or not journal._syncs_appends:
                 return False
+            payload = self.encode_table_rows(table_rows)
+            settings = self.settings
+            if not pending.has_room(
+                table_rows, len(payload), settings.table_rows, settings.table_bytes
+            ):
+                return False
             appends = [one for one in operations if type(one) is not self.table_put]
         at = journal.end_at
         staged = stage_appends(
@@ -541,10 +548,10 @@ cdef class FlusherBursts:
             journal._durable_to,
             limit,
         )
-        if staged is None or (
-            table_rows is not None and not self._stage_table_rows(staged, table_rows)
-        ):
+        if staged is None:
             return False
+        if payload is not None:
+            self._stage_table_rows(staged, table_rows, payload)
         if (
             <int64_t>staged.at > limit
             or len(staged.buffers) > MOST_PARTS
@@ -563,21 +570,14 @@ cdef class FlusherBursts:
         self.has_puts = table_rows is not None
         return True
 
-    cdef bint _stage_table_rows(self, Frames staged, dict rows) except -1:
-        """Add a frame with table rows, or return False: too many of them would wait."""
+    cdef _stage_table_rows(self, Frames staged, dict rows, bytes payload):
+        """Add a frame with table rows."""
         cdef int64_t running = -1, position = 0, number = self.state.next_table_write
-        payload = self.encode_table_rows(rows)
-        settings = self.settings
-        if not self.state.pending.has_room(
-            rows, len(payload), settings.table_rows, settings.table_bytes
-        ):
-            return False
         # As `Staging.put_table_rows`.
         staged.add(
             TABLES_LOG_ID, (new_entry(number, number, -1, payload),), &running, &position
         )
         staged.table_rows, staged.table_payload_bytes = rows, len(payload)
-        return True
 
     def doRead(self):
         """The flusher has ended. Raises nothing: the reactor would not watch it any longer."""
@@ -613,7 +613,7 @@ cdef class FlusherBursts:
         if self.has_puts or <int64_t>self.state.pending.count >= self.most_rows:
             try:
                 self.rows_added()
-            except Exception:
+            except BaseException:
                 logger.exception("bug: rows could not be set aside; they are committed later")
 
     def _complete(self):

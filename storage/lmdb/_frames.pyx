@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Frames and rows, compiled, with the results of the reference in `frames.py` and `queries.py`.
 
-`_appends.pxi` has appends by the flusher.
+`_appends.pxi` has the writes by the flusher.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

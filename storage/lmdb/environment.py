@@ -226,7 +226,8 @@ class LmdbEnvironment:
     def hold_room(self) -> int:
         """Allocate disk space behind the last page, and return how much there is. Blocks.
 
-        On a disk that other files have filled, entries can still be deleted. The space is filled
+        It is at least three quarters of `held_bytes`, if the disk has room. So on a disk that other
+        files have filled, entries can still be deleted. The space is filled
         with zeros: the flush of a commit then changes no metadata of the file. For the writer
         thread, between transactions.
         """
@@ -234,7 +235,7 @@ class LmdbEnvironment:
             return 0
         used = int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
         can_allocate = hasattr(os, "posix_fallocate")
-        if self._allocated - used < self._held_bytes // 2 and can_allocate:
+        if self._allocated - used < self._held_bytes * 3 // 4 and can_allocate:
             with suppress(OSError):
                 descriptor = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
                 try:

@@ -23,11 +23,11 @@ class LmdbSettings:
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
 
-    held_bytes: int = 8 * MIB
+    held_bytes: int = 12 * MIB
     """The part of the reserve that LMDB's file has already, so that others cannot take it.
 
-    Twice what a commit of `index_entries` rows needs, if they are of at most some hundred
-    partitions, and twice what one of `table_rows` needs.
+    Three quarters of it are there at any time. A commit of `index_entries` rows of some hundred
+    partitions and half of `table_rows` takes up to 5.5 MiB, and one of the rows added meanwhile 4.
     """
 
     sync_appends: bool = True
@@ -63,13 +63,13 @@ class LmdbSettings:
     A commit begins when half of them wait, and the other half may be added meanwhile.
 
     For rows that are far apart in a large table, a commit writes up to two pages of 4 KiB each, a
-    leaf and a branch: half of `held_bytes`.
+    leaf and a branch: 4 MiB for all of them, see `held_bytes`.
     """
 
     table_bytes: int = 2 * MIB
     """Bytes of frames with table rows that may wait, like `table_rows`.
 
-    A quarter of `held_bytes`: their commit needs room, too.
+    Their commit needs as much room, see `held_bytes`.
     """
 
     cleaned_bytes: int = 1 * MIB

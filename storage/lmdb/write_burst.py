@@ -169,8 +169,8 @@ class PendingIndex(PendingState):
     """Rows that are not committed yet: of `entries`, per log in the order of offsets, and of
     `tables`, where None deletes a row.
 
-    They continue what LMDB has up to `since`. While they are committed, those that follow are in a
-    new index, which has them as `older`; they do not change any more.
+    They continue what LMDB has up to `since`. While they are being committed, later rows are in a
+    new index, whose `older` is this one. This one does not change any more.
 
     The thread that has the turn adds rows, any thread reads them: a reader takes the `generations`
     before it begins its transaction, and then those that the transaction lacks (`lacking`).
@@ -245,7 +245,7 @@ class PendingIndex(PendingState):
 
 
 def lacking(generations: Sequence[PendingIndex], checkpoint: Place) -> Sequence[PendingIndex]:
-    """Those that a transaction lacks which shows this checkpoint.
+    """The generations that a transaction with this checkpoint lacks.
 
     It has all of them if they were taken before it began and the checkpoint is later than theirs.
     """
@@ -405,8 +405,11 @@ class Burst:
     def txn(self) -> Any:
         """The transaction, begun if necessary, with all rows. Raises lmdb.Error."""
         if self._txn is None:
-            self._txn = self._environment.begin()
             pending = self._pending
+            if pending.older is not None:
+                # The checkpoint of this transaction would be behind them.
+                raise RuntimeError("the rows that were set aside before are not committed")
+            self._txn = self._environment.begin()
             self._put_rows(key for keys in pending.rows.values() for key in keys)
             self._put_table_rows(pending.table_rows)
             for segment, size in pending.table_bytes.items():

@@ -181,6 +181,9 @@ class LmdbWriter:
 
     def _set_aside(self) -> Burst:
         """A burst that commits the rows that are pending. For the thread that has the turn."""
+        if self._state.pending.older is not None:
+            # After an unexpected error.
+            self._take_back()
         burst = Burst(self._environment, self._journal, self._state, 0)
         burst.set_aside()
         self._pending_since = monotonic()
@@ -355,9 +358,9 @@ class LmdbWriter:
         Raises JournalFailed or lmdb.Error if nothing was stored.
         """
         self._check_resolved()
-        if self._aside is not None:
-            self._aside = None
+        if self._state.pending.older is not None:
             self._take_back()
+            self._aside = None
         size = sum(map(SIZE, operations))
         while True:
             burst = Burst(self._environment, self._journal, self._state, size)
@@ -538,9 +541,9 @@ class LmdbWriter:
             raise
         with self._turn:
             burst.publish_commit()
-        self._succeeded(WRITING)
-        # Until then appends count room as held that the commit has used.
-        self._journal.held_bytes = self._environment.hold_room()
+            self._succeeded(WRITING)
+            # Until then appends count room as held that the commit has used.
+            self._journal.held_bytes = self._environment.hold_room()
 
     def _run(self, call: Callable[[Burst], Any]) -> Any:
         """Run a task that no caller waits for and return its result."""

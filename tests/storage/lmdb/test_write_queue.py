@@ -899,6 +899,38 @@ async def test_transaction_has_rows_that_were_set_aside_before_it(
 
 
 @ensureDeferred
+async def test_rows_that_were_set_aside_are_kept_after_an_unexpected_error(
+    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next transaction has them, too."""
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    one = await opened(open_store)
+    table = await one.store.table("rows")
+    await one.written(table.put({b"a": b"1"}))
+    environment, opened_writer = one.store._environment, one.store._writer
+    assert environment
+    assert opened_writer
+    is_committed = environment.is_committed
+
+    def fail(txn_id: int) -> bool:
+        monkeypatch.setattr(environment, "is_committed", is_committed)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(environment, "is_committed", fail)
+    held = HeldCommit(one.store)
+    held.failure = lmdb.DiskError("no space")
+    held.goes_on.set()
+    opened_writer._pending_since = -math.inf
+    opened_writer._bursts.put(())
+    await until(lambda: environment.is_committed is is_committed)
+    await one.written(table.put({b"b": b"2"}))
+    await one.store.write(Task(begin_transaction))
+    expected = [0], {b"a": b"1", b"b": b"2"}
+    assert await contents(one.store) == expected
+    assert await contents_after_kill(one.store, tmp_path / "copy") == expected
+
+
+@ensureDeferred
 async def test_rows_are_set_aside_once_if_both_threads_want_to(
     open_store: Opener, tmp_path: Path
 ) -> None:

@@ -8,9 +8,10 @@ ones: only the last put may be a refused one.
 
 Half of the seeds have operations on the disk and commits that fail; of a failed write or flush any
 part may have reached the medium. Half have a disk that is full at times, also when the store is
-opened: then deletions must succeed. In half of them the flusher writes bursts of appends. Every
-fourth seed acknowledges appends before they are synced: they may be lost, but only from the end. In
-every third seed larger bursts than 1,000 bytes are written without zeros behind them.
+opened: then deletions must succeed. In half of them the flusher writes bursts of appends and
+table rows. Every fourth seed acknowledges appends before they are synced: they may be lost, but
+only from the end. In every third seed larger bursts than 1,000 bytes are written without zeros
+behind them.
 
 The flusher also writes while rows are committed: a commit waits a moment for that.
 
@@ -165,8 +166,14 @@ class RandomWork:
         self._changes = 0.2
         if self._disk_chance.random() < 0.5:
             self.disk.has_flusher = True
-            # Its bursts are of appends only, behind rows that wait, and within a segment.
-            settings = replace(settings, segment_bytes=200_000, index_entries=40, index_seconds=0.2)
+            # Its bursts are behind rows that wait, and within a segment.
+            settings = replace(
+                settings,
+                segment_bytes=200_000,
+                index_entries=40,
+                index_seconds=0.2,
+                table_rows=24,
+            )
             self._changes = 0.04
         self.store = LmdbStore(
             folder / "store", reactor=reactor, settings=settings, files=self.disk
@@ -214,6 +221,9 @@ class RandomWork:
         try:
             await table.put(rows)
             is_stored = True
+            if self.chance.random() < 0.5:
+                # Other rows may have been put since.
+                assert int(dict(await table.items())[b"last"]) >= number
         except StorageError:
             assert self._fails, "a put failed on a full disk"
         finally:
@@ -293,6 +303,10 @@ class RandomWork:
         times = {"unlink": 0, "truncate": 10}.get(operation, 1)
         return self._disk_chance.random() < self._fails * times
 
+    def fails_late(self) -> bool:
+        """Whether a commit that fails is on disk."""
+        return self._disk_chance.random() < 0.5
+
     def _cut(self, chance: Random) -> Cut:
         # What is acknowledged is copied first: it must be on the medium that is copied next.
         with self._lock:
@@ -329,10 +343,12 @@ class FailingCommit:
         if run.disk.has_flusher:
             run.has_written.clear()
             run.has_written.wait(LONGEST_COMMIT)
-        if run.fails("commit"):
+        is_failure = run.fails("commit")
+        if not is_failure or run.fails_late():
+            with run.cutting:
+                self._txn.commit()
+        if is_failure:
             raise lmdb.DiskError("a simulated failure")
-        with run.cutting:
-            self._txn.commit()
         run.may_cut()
 
 
