@@ -3,8 +3,9 @@
  *
  * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
- * x^(T+32) and x^(T-32) modulo the polynomial, reflected), four at a time with AVX-512, the ARMv8
- * instructions if the compiler may use them, and slicing by 8 otherwise and for short inputs.
+ * x^(T+32) and x^(T-32) modulo the polynomial, reflected), four at a time with AVX-512 and two with
+ * AVX2, the ARMv8 instructions if the compiler may use them, and slicing by 8 otherwise and for
+ * short inputs.
  */
 #ifndef KOPGATE_CRC32_H
 #define KOPGATE_CRC32_H
@@ -54,7 +55,7 @@ static struct kopgate_polynomial kopgate_castagnoli = {
     .barrett = {0x00dea713f1, 0x0105ec76f1},
 };
 
-static int kopgate_has_clmul = 0, kopgate_has_wide = 0;
+static int kopgate_has_clmul = 0, kopgate_has_double = 0, kopgate_has_wide = 0;
 
 static void kopgate_slice(struct kopgate_polynomial *by)
 {
@@ -104,8 +105,9 @@ static void kopgate_crc32_init(void)
 #ifdef KOPGATE_WIDE
     kopgate_widen(&kopgate_ieee);
     kopgate_widen(&kopgate_castagnoli);
-    kopgate_has_wide = kopgate_has_clmul && __builtin_cpu_supports("avx512f") &&
-                       __builtin_cpu_supports("vpclmulqdq");
+    kopgate_has_double = kopgate_has_clmul && __builtin_cpu_supports("avx2") &&
+                         __builtin_cpu_supports("vpclmulqdq");
+    kopgate_has_wide = kopgate_has_double && __builtin_cpu_supports("avx512f");
 #endif
 }
 
@@ -258,6 +260,45 @@ KOPGATE_WIDE_TARGET static uint32_t kopgate_crc_wide(const struct kopgate_polyno
                                             _mm512_extracti32x4_epi32(lanes, 3)),
                                at, size);
 }
+
+#define KOPGATE_DOUBLE_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.1,ssse3")))
+#define KOPGATE_DOUBLE_LOAD(at) _mm256_loadu_si256((const __m256i *)(at))
+#define KOPGATE_DOUBLE_CONSTANTS(pair) _mm256_broadcastsi128_si256(KOPGATE_CONSTANTS(pair))
+
+/* As kopgate_fold, for each of two lanes. */
+KOPGATE_DOUBLE_TARGET static inline __m256i kopgate_double_fold(__m256i lanes, __m256i by,
+                                                                __m256i next)
+{
+    return _mm256_xor_si256(_mm256_xor_si256(_mm256_clmulepi64_epi128(lanes, by, 0x00),
+                                             _mm256_clmulepi64_epi128(lanes, by, 0x11)),
+                            next);
+}
+
+/* `size` is at least 256. Processors without AVX-512 may have this. */
+KOPGATE_DOUBLE_TARGET static uint32_t kopgate_crc_double(const struct kopgate_polynomial *by,
+                                                         uint32_t crc, const uint8_t *at,
+                                                         size_t size)
+{
+    const __m256i by_128 = KOPGATE_DOUBLE_CONSTANTS(by->by_128);
+    __m256i lanes = _mm256_xor_si256(KOPGATE_DOUBLE_LOAD(at),
+                                     _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)crc)));
+    __m256i second = KOPGATE_DOUBLE_LOAD(at + 32), third = KOPGATE_DOUBLE_LOAD(at + 64),
+            fourth = KOPGATE_DOUBLE_LOAD(at + 96);
+    for (at += 128, size -= 128; size >= 128; at += 128, size -= 128) {
+        lanes = kopgate_double_fold(lanes, by_128, KOPGATE_DOUBLE_LOAD(at));
+        second = kopgate_double_fold(second, by_128, KOPGATE_DOUBLE_LOAD(at + 32));
+        third = kopgate_double_fold(third, by_128, KOPGATE_DOUBLE_LOAD(at + 64));
+        fourth = kopgate_double_fold(fourth, by_128, KOPGATE_DOUBLE_LOAD(at + 96));
+    }
+    /* The lanes 64 bytes behind, then the two halves of 32 bytes as four lanes. */
+    lanes = kopgate_double_fold(lanes, KOPGATE_DOUBLE_CONSTANTS(by->by_64), third);
+    second = kopgate_double_fold(second, KOPGATE_DOUBLE_CONSTANTS(by->by_64), fourth);
+    return kopgate_crc_of_lane(
+        by,
+        kopgate_join(by, _mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1),
+                     _mm256_castsi256_si128(second), _mm256_extracti128_si256(second, 1)),
+        at, size);
+}
 #endif
 
 static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const uint8_t *at,
@@ -267,6 +308,8 @@ static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const ui
 #ifdef KOPGATE_WIDE
     if (kopgate_has_wide && size >= 256)
         return ~kopgate_crc_wide(by, crc, at, size);
+    if (kopgate_has_double && size >= 256)
+        return ~kopgate_crc_double(by, crc, at, size);
 #endif
 #ifdef KOPGATE_CLMUL
     if (kopgate_has_clmul && size >= 16)
