@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 #: Version of the signatures; `log.py` expects the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 #: As ENTRY_OVERHEAD of `tail.py`.
 cdef enum:
@@ -125,7 +125,35 @@ cdef class LogStatusState:
 
 
 cdef class CachedTailState:
-    """Of a `CachedTail`."""
+    """Of a `CachedTail`, with its methods that each read calls."""
+
+    def has(self, int64_t offset):
+        cdef list entries = self.entries
+        return self.begin < len(entries) and offset >= (<Entry?>entries[self.begin]).base_offset
+
+    def read(self, int64_t offset, int64_t max_bytes):
+        cdef list entries = self.entries, found = []
+        cdef Py_ssize_t count = len(entries), first = self.begin, end = count, middle
+        cdef int64_t room = max_bytes if max_bytes > 0 else 0
+        cdef Entry entry
+        if first >= count or offset < (<Entry?>entries[first]).base_offset:
+            return None
+        while first < end:
+            middle = (first + end) // 2
+            if (<Entry?>entries[middle]).last_offset < offset:
+                first = middle + 1
+            else:
+                end = middle
+        while first < count:
+            entry = <Entry?>entries[first]
+            room -= payload_size(entry)
+            if room < 0 and found:
+                break
+            found.append(entry)
+            if room < 0:
+                break
+            first += 1
+        return found
 
 
 cdef evict_oldest(CachedTailState tail):

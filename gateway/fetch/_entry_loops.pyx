@@ -10,13 +10,13 @@ from libc.string cimport memcpy
 from gateway.protocol.errors import KafkaError
 from records.layout import READABLE
 
-from storage._log cimport Entry
+from storage._log cimport Entry, payload_of
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
 #: Version of the functions' signatures; `entry_loops.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 cdef enum:
     KEY_FIELDS = 25
@@ -174,6 +174,30 @@ def legacy_lz4(entries, payloads):
             found.append(number)
         PyBuffer_Release(&view)
     return found
+
+
+def whole_batches(entries, int64_t offset, int64_t limit, *, bint with_zstd):
+    cdef Py_buffer view
+    cdef const uint8_t* data
+    cdef int64_t size = 0
+    cdef bint is_first = True, are_whole = True
+    cdef list records = []
+    cdef Entry entry
+    for entry in entries:
+        if is_first:
+            are_whole = offset <= entry.base_offset
+            is_first = False
+        payload = payload_of(entry)
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        data = <const uint8_t*>view.buf
+        size += view.len
+        if view.len < HEADER_BYTES or data[MAGIC_AT] != 2:
+            are_whole = False
+        elif data[BATCH_ATTRIBUTES_AT] & CODEC_MASK == ZSTD and not with_zstd:
+            are_whole = False
+        PyBuffer_Release(&view)
+        records.append(payload)
+    return records if are_whole and size <= limit else [], size
 
 
 def are_batches(payload, Py_ssize_t count, *, bint with_zstd):

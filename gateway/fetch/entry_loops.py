@@ -16,12 +16,19 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.partitions.stored_records import has_legacy_lz4
 from gateway.protocol.errors import KafkaError
-from records import HEADER_BYTES, Codec
+from records import HEADER_BYTES, Codec, kernel
 from records.batch import BATCH_ATTRIBUTES_AT
-from records.layout import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC_AT, READABLE
+from records.layout import (
+    CODEC_MASK,
+    FIRST_OF_BATCHES,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC_AT,
+    READABLE,
+)
 from storage.log import Buffer, Entry, compiled
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
@@ -175,6 +182,26 @@ def legacy_lz4(entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError]
         for number, payload in enumerate(payloads)
         if payload is entries[number].payload and has_legacy_lz4(payload)
     ]
+
+
+def whole_batches(
+    entries: Sequence[Entry], offset: int, limit: int, *, with_zstd: bool
+) -> tuple[list[Buffer], int]:
+    """Return the payloads, and their bytes.
+
+    None of them unless they begin at or after `offset`, fit in `limit` bytes, and all are batches
+    of format 2, none in zstd unless `with_zstd`.
+    """
+    payloads: list[Buffer] = list(map(PAYLOAD, entries))
+    counts, _, size = kernel.tally(payloads)
+    are_whole = (
+        len(payloads) > 0
+        and offset <= entries[0].base_offset
+        and sum(counts[FIRST_OF_BATCHES:]) == len(payloads)
+        and (with_zstd or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
+        and size <= limit
+    )
+    return payloads if are_whole else [], size
 
 
 def are_batches(payload: Buffer, count: int, *, with_zstd: bool) -> bool:

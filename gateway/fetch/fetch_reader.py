@@ -8,10 +8,11 @@ converted for consumers of older formats, which skip offsets that have no record
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from operator import add
+
+import msgspec
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch import entry_loops
@@ -35,8 +36,8 @@ from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
-from records import Codec, RecordsError, kernel, peek_magic
-from records.layout import FIRST_OF_BATCHES, MAGIC_AT
+from records import RecordsError, peek_magic
+from records.layout import MAGIC_AT
 from storage.log import Buffer, Entry, EntryRun
 
 #: Consumers of older versions may not support zstd (KIP-110).
@@ -55,8 +56,7 @@ BYTES_PER_ROW = 32 << 10
 ENTRIES_PER_ROW = 64
 
 
-@dataclass(slots=True)
-class FetchPass:
+class FetchPass(msgspec.Struct):
     """The result of one pass over the pending partitions.
 
     `rows` are in the order read; `size` is their record bytes. `sufficient_bytes` is the size that
@@ -67,7 +67,7 @@ class FetchPass:
 
     sufficient_bytes: int
 
-    rows: dict[CachedPartition, PartitionFetched] = field(default_factory=dict)
+    rows: dict[CachedPartition, PartitionFetched] = msgspec.field(default_factory=dict)
     size: int = 0
     must_reply_now: bool = False
     #: Some rows are of partitions that never existed.
@@ -275,7 +275,8 @@ class FetchReader:
         cached.log_size = log.size
         if partition.is_closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        check_epoch(requested.current_leader_epoch, log.leader_epoch)
+        if requested.current_leader_epoch >= 0:
+            check_epoch(requested.current_leader_epoch, log.leader_epoch)
         offset = requested.fetch_offset
         if requested.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(requested.last_fetched_epoch)
@@ -335,7 +336,6 @@ class FetchReader:
             if entries is None:
                 entries = await partition.read(offset, size)
             if entries is not resident:
-                self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
                 ready = self._ready(
                     cached, partition, entries, offset, limit, at_least_one=at_least_one
                 )
@@ -377,7 +377,6 @@ class FetchReader:
             entries = partition.read_resident(offset, limit)
             if entries is None:
                 return [], None
-            self._count_read(compiled.total(map(PAYLOAD, entries)), len(entries))
             ready = self._ready(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -409,13 +408,22 @@ class FetchReader:
         *,
         at_least_one: bool,
     ) -> list[Buffer]:
-        """Return the records if they need no conversion or a short one, else none."""
+        """Return the records if they need no conversion or a short one, else none.
+
+        The entries have just been read, and are counted.
+        """
         if self._magic >= V2_WITHOUT_ZSTD:
-            return self._as_stored(entries, offset, limit)
+            records, size = entry_loops.loops.whole_batches(
+                entries, offset, limit, with_zstd=self._magic == V2_WITH_ZSTD
+            )
+            self._count_read(size, len(entries))
+            return records  # type: ignore[no-any-return]
+        payloads: list[Buffer] = list(map(PAYLOAD, entries))
+        self._count_read(compiled.total(payloads), len(entries))
         return self._convert_run(
             cached,
             partition,
-            list(map(PAYLOAD, entries)),
+            payloads,
             len(entries),
             offset,
             limit,
@@ -455,7 +463,7 @@ class FetchReader:
         self.slices.count(size // BYTES_PER_ROW + count // ENTRIES_PER_ROW)
 
     def _is_as_stored(self, run: EntryRun, offset: int, limit: int) -> bool:
-        """As `_as_stored`."""
+        """As `entry_loops.whole_batches`."""
         return (
             run.count > 0
             and offset <= run.base_offset
@@ -464,20 +472,6 @@ class FetchReader:
                 run.payload, run.count, with_zstd=self._magic == V2_WITH_ZSTD
             )
         )
-
-    def _as_stored(self, entries: list[Entry], offset: int, limit: int) -> list[Buffer]:
-        """Return all entries if they are whole batches that the consumer can read, else none."""
-        if not entries or offset > entries[0].base_offset:
-            return []
-        records: list[Buffer] = list(map(PAYLOAD, entries))
-        counts, _, size = kernel.tally(records)
-        if (
-            sum(counts[FIRST_OF_BATCHES:]) == len(records)
-            and (self._magic == V2_WITH_ZSTD or not counts[FIRST_OF_BATCHES + Codec.ZSTD])
-            and size <= limit
-        ):
-            return records
-        return []
 
     async def _select_records(
         self,

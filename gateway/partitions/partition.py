@@ -233,6 +233,8 @@ class Partition(OpenPartitionState):
         """
         if self.has_resigned:
             return True
+        if self.log.status.end_reason is None:
+            return False
         try:
             self.log.read_resident(self.log.end_offset, 0)
         except (LogClosed, Fenced) as failure:
@@ -491,6 +493,8 @@ class Partition(OpenPartitionState):
 
     def skip_empty(self, offset: int, magic: int | None) -> int:
         """Return the next offset that may have records in format `magic` (None: any)."""
+        if not self._empty_ranges:
+            return offset
         first, end = self._empty_ranges.get(magic, (0, 0))
         return end if first <= offset < end else offset
 

@@ -141,9 +141,13 @@ class LmdbLog(LogState):
             self.next_offset = self.end_offset
 
     def _read_tail(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        self.status.check_open()
-        check_readable(offset, self.start_offset, self.end_offset)
-        return [] if offset == self.end_offset else self._cached_tail.read(offset, max_bytes)
+        # Conditions before the checks: each Fetch calls this.
+        if self.status.end_reason is not None:
+            self.status.check_open()
+        if not self.start_offset <= offset < self.end_offset:
+            check_readable(offset, self.start_offset, self.end_offset)
+            return []
+        return self._cached_tail.read(offset, max_bytes)
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         resident = self._read_tail(offset, max_bytes)
@@ -160,8 +164,10 @@ class LmdbLog(LogState):
     def read_run(
         self, offset: int, max_bytes: int, *, at_least_one: bool = True
     ) -> EntryRun | None:
-        self.status.check_open()
-        check_readable(offset, self.start_offset, self.end_offset)
+        if self.status.end_reason is not None:
+            self.status.check_open()
+        if not self.start_offset <= offset <= self.end_offset:
+            check_readable(offset, self.start_offset, self.end_offset)
         ahead = self._ahead
         if ahead is None or self._cached_tail.has(offset):
             return None

@@ -234,6 +234,36 @@ def test_compiled_function_recognizes_the_same_batches(batches, with_zstd, cut, 
         assert found is expected
 
 
+@given(
+    BATCHES,
+    st.integers(-1, 1),
+    st.integers(-1, 1),
+    st.booleans(),
+    st.none() | st.binary(max_size=70),
+)
+def test_compiled_function_returns_the_same_whole_batches(batches, before, spare, with_zstd, other):
+    entries = [Entry(7 + number, 7 + number, 0, one) for number, one in enumerate(batches)]
+    if other is not None:
+        entries.append(Entry(100, 100, 0, other))
+    size = sum(len(entry.payload) for entry in entries)
+    are_whole = (
+        before >= 0
+        and spare >= 0
+        and all(
+            len(entry.payload) >= 61
+            and entry.payload[16] == 2
+            and (with_zstd or entry.payload[22] & 7 != 4)
+            for entry in entries
+        )
+    )
+    first = entries[0].base_offset if entries else 0
+    expected = [entry.payload for entry in entries] if are_whole else []
+    for implementation in (load() for load in BOTH):
+        assert implementation.whole_batches(
+            entries, first - before, size + spare, with_zstd=with_zstd
+        ) == (expected, size)
+
+
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_any_bytes_are_batches_or_not(payload, count):
     expected = entry_loops.are_batches(payload, count, with_zstd=True)
