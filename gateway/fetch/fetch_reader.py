@@ -123,7 +123,7 @@ class FetchReader:
         """
         result = self._begin()
         self._begun = result
-        self._begun_order = order = self._order(partitions)
+        self._begun_order = order = partitions if len(partitions) == 1 else self._order(partitions)
         try:
             for cached in order:
                 if self.slices.count():
@@ -228,8 +228,9 @@ class FetchReader:
         if self._diverging(cached, partition) is not None:
             return None
         records: list[Buffer] = []
-        limit = min(cached.requested.max_bytes, self._max_reply_bytes - size)
-        offset = cached.requested.fetch_offset
+        requested = cached.requested
+        limit = min(requested.max_bytes, self._max_reply_bytes - size)
+        offset = requested.fetch_offset
         if offset < partition.log.end_offset and (limit > 0 or size == 0):
             if partition.skip_empty(offset, self._magic) != offset:
                 return None
@@ -275,7 +276,7 @@ class FetchReader:
         cached.log_size = log.size
         if partition.is_closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if requested.current_leader_epoch >= 0:
+        if requested.current_leader_epoch != log.leader_epoch:
             check_epoch(requested.current_leader_epoch, log.leader_epoch)
         offset = requested.fetch_offset
         if requested.last_fetched_epoch >= 0:
@@ -297,13 +298,14 @@ class FetchReader:
     ) -> PartitionFetched:
         # The high watermark and the last stable offset (LSO) are the log end offset: stored records
         # are visible at once, and there are no transactions.
-        end_offset = partition.log.end_offset
+        log = partition.log
+        end_offset = log.end_offset
         return PartitionFetched(
             cached.requested.index,
             0,
             end_offset,
             end_offset,
-            partition.log.start_offset,
+            log.start_offset,
             records,
             self._aborted_transactions,
             diverging,

@@ -172,7 +172,7 @@ class FetchSessions:
         found = self._sessions.get(session_id)
         if found is None:
             return None
-        if self._is_expired(found, now):
+        if now - found.last_used >= self._max_idle_ms and self._is_expired(found, now):
             self.remove(session_id)
             return None
         found.last_used = now

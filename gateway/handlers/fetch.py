@@ -74,14 +74,16 @@ def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -
             for wanted_topic in request.topics:
                 for wanted in wanted_topic.partitions:
                     current.update((wanted_topic.topic, wanted.index), wanted)
-            _check_room(current, request, caller)
+            if len(current.partitions) != current.counted_partitions:
+                _check_room(current, request, caller)
             reading = reader.read_at_once(list(current.pending))
         if reading is None or not _is_sufficient(reading, request):
             is_released = False
             return _fetch(current, request, caller, reader, reading)
         rows: TopicRows = {}
+        is_full = _is_full(request)
         for cached, row in reading.rows.items():
-            _add_row(rows, current, cached, row, is_full=_is_full(request))
+            _add_row(rows, current, cached, row, is_full=is_full)
         reply = FetchResponse(list(rows.items()), session_id=current.session_id)
         caller.traffic.fetched(request, reply)
         return reply
@@ -172,14 +174,15 @@ def _find_session(request: FetchRequest, caller: Caller) -> FetchSession:
 
     Raises KafkaError if the session is unknown, in use or at another epoch.
     """
-    sessions, now, principal = caller.broker.fetch_sessions, caller.broker.now(), caller.principal
+    broker, principal = caller.broker, caller.session.principal
+    sessions, now, is_full = broker.fetch_sessions, broker.now(), _is_full(request)
     found = None
     if request.session_id != NO_SESSION:
         found = sessions.get(request.session_id, now)
         # Comparing principals takes longer than comparing references.
         if found is not None and found.owner is not principal and found.owner != principal:
             found = None
-    if _is_full(request):
+    if is_full:
         if found is not None:
             sessions.remove(request.session_id)
         is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
@@ -366,7 +369,7 @@ def _add_row(
     is_full: bool,
 ) -> None:
     """Add a row to the response, unless it is incremental and the row has not changed."""
-    if is_full or _has_changed(cached, row):
+    if is_full or row.records or _has_changed(cached, row):
         topics.setdefault(cached.key[0], []).append(row)
     cached.sent_high_watermark = row.high_watermark
     cached.sent_start_offset = row.log_start_offset

@@ -160,7 +160,9 @@ class OutgoingBytes:
 
         This is at most a quarter of the free bytes. They stay reserved until `release`.
         """
-        reserved = max(min(wanted, (self.limit - self.unsent - self.reserved) // 4), 0)
+        reserved = min(wanted, (self.limit - self.unsent - self.reserved) // 4)
+        if reserved <= 0:
+            return 0
         self.reserved += reserved
         return reserved
 
