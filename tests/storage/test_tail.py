@@ -130,3 +130,11 @@ def test_read_at_the_end_of_the_cached_tail_returns_nothing() -> None:
     tail, log_tail = TailCache(1000), CachedTail()
     tail.add(log_tail, sized(0, 10))
     assert log_tail.read(1, 100) == []
+
+
+def test_offsets_from_the_first_cached_entry_on_are_cached() -> None:
+    tail, log_tail = TailCache(2 * (100 + ENTRY_OVERHEAD)), CachedTail()
+    assert not log_tail.has(0)
+    for base in (5, 6, 7):
+        tail.add(log_tail, sized(base, 100))
+    assert [log_tail.has(offset) for offset in (5, 6, 7, 8)] == [False, True, True, True]
