@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from tests.testkit import jvm
@@ -73,16 +72,6 @@ def create(
         )
     finally:
         admin.close()
-
-
-def open_partition(bootstrap: str, topic: str) -> None:
-    """Have the server open partition 0."""
-    partition = TopicPartition(topic, 0)
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
-    try:
-        consumer.end_offsets([partition])
-    finally:
-        consumer.close()
 
 
 def produce(
