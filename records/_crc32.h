@@ -4,7 +4,7 @@
  * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
  * x^(T+32) and x^(T-32) modulo the polynomial, reflected), four at a time with AVX-512 and two with
- * AVX2, the ARMv8 instructions if the compiler may use them, and slicing by 8 otherwise and for
+ * AVX2 (both need VPCLMULQDQ), the ARMv8 instructions if the compiler may use them, and slicing by 8 otherwise and for
  * short inputs.
  */
 #ifndef KOPGATE_CRC32_H
@@ -17,7 +17,7 @@
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define KOPGATE_CLMUL 1
 #include <immintrin.h>
-#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 8 : __GNUC__ >= 9)
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 8 : __GNUC__ >= 10)
 #define KOPGATE_WIDE 1
 #endif
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
@@ -290,7 +290,7 @@ KOPGATE_DOUBLE_TARGET static uint32_t kopgate_crc_double(const struct kopgate_po
         third = kopgate_double_fold(third, by_128, KOPGATE_DOUBLE_LOAD(at + 64));
         fourth = kopgate_double_fold(fourth, by_128, KOPGATE_DOUBLE_LOAD(at + 96));
     }
-    /* The lanes 64 bytes behind, then the two halves of 32 bytes as four lanes. */
+    /* Fold the first 64 of the last 128 bytes into the other 64: two registers, four lanes. */
     lanes = kopgate_double_fold(lanes, KOPGATE_DOUBLE_CONSTANTS(by->by_64), third);
     second = kopgate_double_fold(second, KOPGATE_DOUBLE_CONSTANTS(by->by_64), fourth);
     return kopgate_crc_of_lane(

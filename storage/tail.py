@@ -5,9 +5,9 @@ Consumers at the end of a log are served from here, without a transaction and wi
 One size limit holds for the store; entries are evicted in append order across all logs. So the
 cache holds a contiguous tail of each log, or nothing of it.
 
-`_log.pyx` has the state of a `CachedTail` in C fields, what each read calls, and `TailCache`. The
-compiled cache also keeps a request with several payloads that are most of its bytes; the one here
-copies each of them.
+`_log.pyx` has `TailCache`, and the state of a `CachedTail` in C fields with its `has` and `read`.
+The compiled cache also keeps a request with several payloads that are most of its bytes; the one
+here copies each of them.
 """
 
 from __future__ import annotations

@@ -146,10 +146,11 @@ def select_whole(entries, payloads, Py_ssize_t first, int64_t limit):
             selected.append(payload)
             left -= size
             entry = entries[number]
-            if payload is not entry.payload:
+            kept = entry.payload
+            if payload is not kept and payload != kept:
                 batches += 1
                 records += entry.last_offset - entry.base_offset + 1
-                stored += len(entry.payload)
+                stored += len(kept)
         number += 1
     return number, selected, limit - left, (batches, records, stored)
 

@@ -146,6 +146,15 @@ def keep(
     return cached_bytes
 
 
+def is_converted(payload: Buffer, entry: Entry) -> bool:
+    """Whether a payload is what the entry was converted to.
+
+    An entry that is a part of its request has a new payload at each access.
+    """
+    stored = entry.payload
+    return payload is not stored and payload != stored
+
+
 def select_whole(
     entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError], first: int, limit: int
 ) -> tuple[int, list[Buffer], int, tuple[int, int, int]]:
@@ -167,7 +176,7 @@ def select_whole(
             selected.append(payload)
             left -= len(payload)
             entry = entries[number]
-            if payload is not entry.payload:
+            if is_converted(payload, entry):
                 batches += 1
                 records += entry.last_offset - entry.base_offset + 1
                 stored += len(entry.payload)
@@ -187,10 +196,11 @@ def legacy_lz4(entries: Sequence[Entry], payloads: Sequence[Buffer | KafkaError]
 def whole_batches(
     entries: Sequence[Entry], offset: int, limit: int, *, with_zstd: bool
 ) -> tuple[list[Buffer], int]:
-    """Return the payloads, and their bytes.
+    """Return the payloads if the consumer can be sent all of them as they are, else an empty list;
+    and the size of all payloads in both cases.
 
-    None of them unless they begin at or after `offset`, fit in `limit` bytes, and all are batches
-    of format 2, none in zstd unless `with_zstd`.
+    That is: they begin at or after `offset`, fit in `limit` bytes, and all are batches of format 2,
+    none in zstd unless `with_zstd`.
     """
     payloads: list[Buffer] = list(map(PAYLOAD, entries))
     counts, _, size = kernel.tally(payloads)

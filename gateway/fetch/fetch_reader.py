@@ -465,7 +465,7 @@ class FetchReader:
         self.slices.count(size // BYTES_PER_ROW + count // ENTRIES_PER_ROW)
 
     def _is_as_stored(self, run: EntryRun, offset: int, limit: int) -> bool:
-        """As `entry_loops.whole_batches`."""
+        """Whether a run is what `entry_loops.whole_batches` returns."""
         return (
             run.count > 0
             and offset <= run.base_offset
@@ -522,7 +522,7 @@ class FetchReader:
             if len(piece) and (len(piece) <= limit or (at_least_one and not records)):
                 records.append(piece)
                 limit -= len(piece)
-                if payload is not entry.payload:
+                if entry_loops.is_converted(payload, entry):
                     converted = list(map(add, converted, _counts_of(entry)))
             if not does_fit:
                 # Nothing may follow a truncated entry: the consumer would skip the rest of it.

@@ -227,7 +227,7 @@ class Topics:
 
     def get_open_partition(self, topic: str | bytes, index: int) -> Partition | None:
         """Return the partition if it is open and may be served (the common case), else None."""
-        # As `get`, which is not called for each Fetch.
+        # As `get`, without a call for a topic id.
         state = self._by_id.get(topic) if isinstance(topic, bytes) else self.get(topic)
         if state is None or not self._leadership.may_serve():
             return None

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch import conversion, fetch_reader
-from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
@@ -312,9 +311,15 @@ def test_newer_leader_epoch_is_unknown(env, asked, code):
     assert row.error_code == code
 
 
-def test_older_leader_epoch_is_fenced():
-    with pytest.raises(Exception, match="FENCED_LEADER_EPOCH"):
-        check_epoch(3, 4)
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [(2, ErrorCode.FENCED_LEADER_EPOCH), (3, 0), (4, ErrorCode.UNKNOWN_LEADER_EPOCH)],
+)
+def test_older_leader_epoch_is_fenced(env, asked, code):
+    put(env, batched(0, 1))
+    env.partition().log.leader_epoch = 3
+    (row,) = fetch(env, NEW, FetchPartition(0, 0, LARGE, asked))
+    assert row.error_code == code
 
 
 def test_diverging_epoch_is_returned_for_truncated_log(env):
