@@ -4,8 +4,8 @@
  * Uses carry-less multiplication if the processor has it (V. Gopal et al., "Fast CRC Computation
  * for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009; folding by T bits needs
  * x^(T+32) and x^(T-32) modulo the polynomial, reflected), four at a time with AVX-512 and two with
- * AVX2 (both need VPCLMULQDQ), the ARMv8 instructions if the compiler may use them, and slicing by 8 otherwise and for
- * short inputs.
+ * AVX2 (both need VPCLMULQDQ), the ARMv8 instructions if the compiler may use them, and slicing by
+ * 8 otherwise and for short inputs.
  */
 #ifndef KOPGATE_CRC32_H
 #define KOPGATE_CRC32_H
