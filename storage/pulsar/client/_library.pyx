@@ -10,6 +10,7 @@ import os
 import _pulsar
 
 from storage.pulsar.client.partition_producers import error_of
+from storage.pulsar.client.unraised_results import AVAILABILITY_TIMEOUTS, answer_within
 from storage.pulsar.log.entry_messages import HEADER, Header, parse_header
 
 cimport cython
@@ -249,6 +250,7 @@ cdef class Client:
 
     cdef void* client
     cdef response_list* responses
+    cdef int operation_timeout_seconds
 
     def __cinit__(self):
         self.responses = <response_list*>calloc(1, sizeof(response_list))
@@ -286,6 +288,7 @@ cdef class Client:
         if authentication != NULL:
             pulsar_client_configuration_set_auth(configuration, authentication)
             pulsar_authentication_free(authentication)
+        self.operation_timeout_seconds = operation_timeout_seconds
         self.client = pulsar_client_create(url, configuration)
         pulsar_client_configuration_free(configuration)
 
@@ -497,12 +500,19 @@ cdef class Reader:
         return received
 
     def has_message_available(self):
+        """Raises pulsar.Timeout after `AVAILABILITY_TIMEOUTS`."""
+        result, is_available = answer_within(
+            AVAILABILITY_TIMEOUTS * self.client.operation_timeout_seconds, self._is_available
+        )
+        if result != RESULT_OK:
+            raise error_of(result)
+        return is_available
+
+    def _is_available(self):
         cdef int is_available = 0, result
         with nogil:
             result = pulsar_reader_has_message_available(self.reader, &is_available)
-        if result != RESULT_OK:
-            raise error_of(result)
-        return is_available != 0
+        return result, is_available != 0
 
     def close(self):
         cdef int result

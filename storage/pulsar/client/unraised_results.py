@@ -12,18 +12,40 @@ blocking call that fails with one of these returns an empty value instead, as if
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import pulsar
 
 from storage.pulsar.client.library_threads import keep_thread_state
 from storage.pulsar.client.partition_producers import OK, BrokerDisconnected, error_of
 
+T = TypeVar("T")
+
 AVAILABILITY_TIMEOUTS = 3
 """Limit of `has_message_available` in operation timeouts: waiting for the connection, the request,
 and a seek may take one each. The library itself has no limit while a reader cannot subscribe again.
 """
+
+
+def answer_within(seconds: float, ask: Callable[[], T]) -> T:
+    """Return what a blocking call without a limit returns.
+
+    It is made in a separate thread, which remains if the call never returns. Raises pulsar.Timeout
+    after `seconds`.
+    """
+    answers: SimpleQueue[T] = SimpleQueue()
+    Thread(target=lambda: answers.put(ask()), name="pulsar-answer", daemon=True).start()
+    return _first(answers, seconds)
+
+
+def _first(answers: SimpleQueue[T], seconds: float) -> T:
+    try:
+        return answers.get(timeout=seconds)
+    except Empty:
+        raise pulsar.Timeout("Pulsar error: no response to a request for the topic's end") from None
 
 
 def check_created(handle: Any) -> None:
@@ -44,12 +66,8 @@ def has_message_available(reader: Any, operation_timeout_seconds: float) -> bool
         answers.put((result, is_available))
 
     reader.has_message_available_async(answer)
-    try:
-        result, is_available = answers.get(
-            timeout=AVAILABILITY_TIMEOUTS * operation_timeout_seconds
-        )
-    except Empty:
-        raise pulsar.Timeout("Pulsar error: no response to a request for the topic's end") from None
+    limit = AVAILABILITY_TIMEOUTS * operation_timeout_seconds
+    result, is_available = _first(answers, limit)
     if result.value != OK:
         raise error_of(result.value)
     return is_available

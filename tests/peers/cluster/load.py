@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class SteadyProducer:
     _gaps: dict[int, float] = field(default_factory=dict)
     _last: dict[int, float] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
+    _reported: deque[str] = field(default_factory=lambda: deque(maxlen=10))
     _thread: threading.Thread | None = None
     unanswered: int = 0
 
@@ -81,6 +83,17 @@ class SteadyProducer:
         gaps, self._gaps = self._gaps, {}
         return max(gaps.values(), default=0.0)
 
+    def state(self) -> str:
+        """What is known about it, for an error message."""
+        assert self._thread
+        now = time.monotonic()
+        silent = {number: round(now - last, 1) for number, last in sorted(self._last.items())}
+        return (
+            f"the producer is {'alive' if self._thread.is_alive() else 'dead'}, seconds since the "
+            f"last acknowledgement: {silent}; failures: {self.errors[-5:]}; "
+            f"reported: {list(self._reported)}"
+        )
+
     def stop(self) -> None:
         """Stop sending. Does not wait for acknowledgements."""
         self._is_over.set()
@@ -93,6 +106,7 @@ class SteadyProducer:
                 "linger.ms": 2,
                 "message.timeout.ms": int(RECOVER_SECONDS * 1000),
                 "log_level": 0,
+                "error_cb": lambda error: self._reported.append(str(error)),
             }
         )
         number = 0
@@ -246,7 +260,7 @@ class ClusterLoad:
             if is_so():
                 return
             if time.monotonic() > end:
-                words = [member.errors() for member in self.members]
+                words = [self.producer.state(), *(member.errors() for member in self.members)]
                 raise GatewayDied("\n".join([f"no {what()}", *words, self._gateways.log()]))
             time.sleep(0.02)
 

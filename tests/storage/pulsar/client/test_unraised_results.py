@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 import pulsar as library
@@ -14,7 +15,7 @@ from twisted.internet import reactor
 from storage.log import NotReady
 from storage.pulsar.client.partition_producers import error_of
 from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
-from storage.pulsar.client.unraised_results import has_message_available
+from storage.pulsar.client.unraised_results import answer_within, has_message_available
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 from tests.testkit.pulsar_relay import GET_LAST_MESSAGE_ID, PulsarRelays
@@ -88,6 +89,14 @@ def test_check_for_messages_times_out_without_a_response() -> None:
     with pytest.raises(library.Timeout):
         has_message_available(reader, 0.001)
     reader.answer(library.Result.Ok, True)
+
+
+def test_call_without_a_limit_is_given_up() -> None:
+    assert answer_within(60, lambda: 7) == 7
+    may_answer = Event()
+    with pytest.raises(library.Timeout):
+        answer_within(0.001, may_answer.wait)
+    may_answer.set()
 
 
 @pytest.mark.parametrize(("result", "name"), [(46, "Disconnected"), (-1, "Retryable")])
