@@ -23,11 +23,12 @@ class LmdbSettings:
     LMDB writes new pages even to delete, so on a completely full disk nothing could be deleted.
     """
 
-    held_bytes: int = 12 * MIB
+    held_bytes: int = 14 * MIB
     """The part of the reserve that LMDB's file has already, so that others cannot take it.
 
-    Three quarters of it are there at any time. A commit of `index_entries` rows of some hundred
-    partitions and half of `table_rows` takes up to 5.5 MiB, and one of the rows added meanwhile 4.
+    At least three quarters of it are free before a commit. That is enough for two commits: one of
+    `index_entries` rows of some hundred partitions and half of `table_rows` took up to 5.5 MiB, and
+    the next one, of as many rows that were added meanwhile, up to 4.4 MiB.
     """
 
     sync_appends: bool = True

@@ -8,6 +8,8 @@ blocking call that fails with one of these returns an empty value instead, as if
 - `has_message_available` returns False, which means that the end of the topic was reached.
 
 `read_next`, `send` and `flush` do not fail with these results. Callbacks get all results.
+
+`has_message_available` can also wait without a limit: here it has one.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ and a seek may take one each. The library itself has no limit while a reader can
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T:
-    """Return what a blocking call without a limit returns.
+    """Return what `ask` returns, a blocking call that has no limit and raises nothing.
 
-    It is made in a separate thread, which remains if the call never returns. Raises pulsar.Timeout
+    It is made in a separate thread, which remains until the call returns. Raises pulsar.Timeout
     after `seconds`.
     """
     answers: SimpleQueue[T] = SimpleQueue()
@@ -66,8 +68,7 @@ def has_message_available(reader: Any, operation_timeout_seconds: float) -> bool
         answers.put((result, is_available))
 
     reader.has_message_available_async(answer)
-    limit = AVAILABILITY_TIMEOUTS * operation_timeout_seconds
-    result, is_available = _first(answers, limit)
+    result, is_available = _first(answers, AVAILABILITY_TIMEOUTS * operation_timeout_seconds)
     if result.value != OK:
         raise error_of(result.value)
     return is_available
