@@ -7,7 +7,9 @@ request is written until the kernel has received the last byte of its reply, so 
 the program's own delays.
 
 The server is one gateway on an embedded store, or with --gateways each of these numbers of gateways
-on one Pulsar. Members follow FindCoordinator. Apache Kafka is measured with --kafka.
+on one Pulsar. Members follow FindCoordinator. Apache Kafka is measured with --kafka, twice: as it
+is by default, when it acknowledges a commit from the page cache, and syncing each commit to disk,
+as the gateway does (log.flush.interval.messages=1).
 
 1,000 groups of 4 members send 1,333 heartbeats and 800 commits per second on 4,000 connections. It
 takes about two minutes per server.
@@ -43,6 +45,8 @@ SOURCE = Path(__file__).parent / "go" / "members.go"
 TOPIC = "bench-groups"
 HEARTBEAT_SECONDS, COMMIT_SECONDS = 3, 5
 """The same intervals as in members.go."""
+
+SYNCED_KAFKA = f"{KafkaServer.name}, which syncs as well"
 
 PULSAR_MEMORY = "1g"
 """Heap, and direct memory, of Pulsar's JVM."""
@@ -267,7 +271,7 @@ def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
         f"{one.connected_seconds:.1f} s",
         f"{one.joined_seconds:.1f} s",
         # The JVM's memory is its heap size, regardless of its contents.
-        "-" if one.server == KafkaServer.name else memory,
+        "-" if one.server in (KafkaServer.name, SYNCED_KAFKA) else memory,
     ]
 
 
@@ -284,7 +288,7 @@ def servers(options: argparse.Namespace, pulsar: Pulsar | None) -> Iterator[Iter
     if pulsar is not None:
         starts = [partial(BenchCluster.start, pulsar.tenant(), count) for count in options.gateways]
     if options.kafka:
-        starts.append(_kafka)
+        starts += [_kafka, _synced_kafka]
 
     def each() -> Iterator[BenchServer]:
         for start in starts:
@@ -304,7 +308,7 @@ def _gateway() -> BenchServer:
     return BenchGateway.start(subprocess.DEVNULL)
 
 
-def _kafka() -> BenchServer:
+def _kafka(**settings: str) -> KafkaServer:
     """Kafka with its default rebalance delay and offsets partitions; tests use lower values.
 
     With its default backlog of 50 the kernel resets some of the simultaneous connections.
@@ -313,7 +317,15 @@ def _kafka() -> BenchServer:
         group_initial_rebalance_delay_ms="3000",
         offsets_topic_num_partitions="50",
         socket_listen_backlog_size="4096",
+        **settings,
     )
+
+
+def _synced_kafka() -> BenchServer:
+    """Kafka that acknowledges a commit after it has been synced to disk, as the gateway does."""
+    server = _kafka(log_flush_interval_messages="1")
+    server.name = SYNCED_KAFKA
+    return server
 
 
 def main() -> int:
@@ -393,7 +405,9 @@ def _options() -> argparse.Namespace:
         metavar="N",
         help="measure clusters of N gateways on one Pulsar, one after the other",
     )
-    parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
+    parser.add_argument(
+        "--kafka", action="store_true", help="measure Apache Kafka as well, also syncing"
+    )
     parser.add_argument(
         "--out",
         type=Path,

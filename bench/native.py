@@ -2,7 +2,8 @@
 
 - `python -m bench.native produce URL TOPIC COUNT SIZE PENDING` sends COUNT messages, with at most
   PENDING in flight.
-- `python -m bench.native read URL TOPIC COUNT` reads messages.
+- `python -m bench.native read URL TOPIC COUNT PREFETCHED` reads messages; the reader prefetches
+  PREFETCHED.
 - `python -m bench.native pace URL TOPIC SIZE RATE WARM_UP_SECONDS SECONDS` sends at a steady pace,
   in batches like those of Kafka's producers.
 
@@ -67,8 +68,8 @@ def produce(client: pulsar.Client, topic: str, count: int, size: int, pending: i
     return _measured(send, count * size)
 
 
-def read(client: pulsar.Client, topic: str, count: int) -> str:
-    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+def read(client: pulsar.Client, topic: str, count: int, prefetched: int) -> str:
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=prefetched)
     size = 0
 
     def read_all() -> None:

@@ -4,8 +4,9 @@
   six. The native application sends messages of 16 KiB, with a thousand in flight as is usual there,
   and with as many as Kafka's producer.
 - Fetch: a Java consumer reads through a restarted gateway, which must read everything from Pulsar;
-  a native reader reads its topic. What opens the topic is not measured; through the gateway that
-  is a consumer of one record.
+  a native reader reads its topic, with the library's default of a thousand messages prefetched, and
+  with as many as the gateway prefetches. What opens the topic is not measured; through the gateway
+  that is a consumer of one record.
 - Both send 2,000 records per second, in batches.
 
 The compared figure is CPU seconds per GiB: the gateway's against the native application's, which is
@@ -34,6 +35,7 @@ from bench.measurements import Measurement, compare, table
 from bench.progress import StepProgress
 from bench.servers import BenchGateway
 from bench.steps import Step
+from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from tests.testkit import jvm
 from tests.testkit.kafka import VERSION
 from tests.testkit.pulsar import Pulsar
@@ -57,6 +59,9 @@ PRODUCE_PARTITIONS_PENDING = (
     f"{PRODUCE_PARTITIONS}, at most {PARTITIONS_PENDING} in flight on both sides"
 )
 FETCH = "read, not cached"
+PREFETCHED = 1000
+"""Messages that the native application's reader prefetches: the library's default."""
+FETCH_FEW_PREFETCHED = f"{FETCH}, {MAX_QUEUE_MESSAGES} messages prefetched on both sides"
 PACED = f"produce at {clients.PACE} records/s"
 NATIVE_SECONDS = 300
 
@@ -164,7 +169,16 @@ def plan(sides: GatewayAndNative, rounds: int, mib: int) -> Iterator[Step]:
                     PARTITIONS_PENDING,
                 ),
             ),
-            (_fetch(sides, ours, mib), _read_natively(sides, theirs, mib, messages)),
+            (
+                _fetch(sides, FETCH, ours, mib),
+                _read_natively(sides, FETCH, theirs, mib, messages, PREFETCHED),
+            ),
+            (
+                _fetch(sides, FETCH_FEW_PREFETCHED, ours, mib),
+                _read_natively(
+                    sides, FETCH_FEW_PREFETCHED, theirs, mib, messages, MAX_QUEUE_MESSAGES
+                ),
+            ),
             (_paced(sides, f"{ours}-paced"), _pace_natively(sides, f"{theirs}-paced")),
         ):
             yield from pair if number % 2 == 0 else pair[::-1]
@@ -200,7 +214,7 @@ def _produce_natively(
     return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
 
 
-def _fetch(sides: GatewayAndNative, topic: str, mib: int) -> Step:
+def _fetch(sides: GatewayAndNative, what: str, topic: str, mib: int) -> Step:
     def run() -> Measurement:
         sides.restart()
         # The native application's reader is open as well before it is measured, and the gateway
@@ -209,17 +223,19 @@ def _fetch(sides: GatewayAndNative, topic: str, mib: int) -> Step:
         rate, seconds = sides.cpu_of(
             lambda: clients.fetch(sides.gateway.bootstrap, topic, record_count(mib), VERSION)
         )
-        return Measurement(FETCH, "none", BenchGateway.name, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", BenchGateway.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{FETCH}, {BenchGateway.name}", 5 + mib / 40, run)
+    return Step(f"{what}, {BenchGateway.name}", 5 + mib / 40, run)
 
 
-def _read_natively(sides: GatewayAndNative, name: str, mib: int, messages: int) -> Step:
+def _read_natively(
+    sides: GatewayAndNative, what: str, name: str, mib: int, messages: int, prefetched: int
+) -> Step:
     def run() -> Measurement:
-        rate, seconds = sides.native("read", sides.native_topic(name), messages)
-        return Measurement(FETCH, "none", NATIVE, seconds * 1024 / mib, rate)
+        rate, seconds = sides.native("read", sides.native_topic(name), messages, prefetched)
+        return Measurement(what, "none", NATIVE, seconds * 1024 / mib, rate)
 
-    return Step(f"{FETCH}, {NATIVE}", 1 + mib / 100, run)
+    return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
 
 
 def _paced(sides: GatewayAndNative, topic: str) -> Step:
