@@ -46,6 +46,13 @@ class ReaderCache:
                 return reader
         return None
 
+    def retake(self, reader: OpenReader) -> bool:
+        """Remove a reader again that `use` has returned; False if it was closed or taken."""
+        if reader not in self._idle:
+            return False
+        del self._idle[reader]
+        return True
+
     def use(self, reader: OpenReader, call: Callable[[], T]) -> Deferred[T]:
         """Run `call`, which uses `reader`, in a thread. Then the reader is cached, or closed if
         unusable.

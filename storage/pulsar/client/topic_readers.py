@@ -266,6 +266,8 @@ class OpenReader:
         self._received_messages = 0
         self.has_reached_end = False
         """Whether the last read reached the end of the topic."""
+        self.has_timed_out = False
+        """Whether the last read ended because no more messages arrived in time."""
 
     def is_positioned_at(self, offset: int) -> bool:
         """Whether its next messages are those that a read from `offset` returns."""
@@ -283,7 +285,7 @@ class OpenReader:
         room = max_bytes
         waiting = [one for one in self._held if one.header.last_offset >= offset]
         deadline = self.source.deadline()
-        self.has_reached_end = is_full = False
+        self.has_reached_end = self.has_timed_out = is_full = False
         while not is_full and (not found or (room > 0 and len(found) < max_messages)):
             if not waiting:
                 most = min(max_messages - len(found), MOST_RECEIVED)
@@ -328,6 +330,7 @@ class OpenReader:
                 received = next_messages(reader, room, end, most, deadline)
             except pulsar.Timeout:
                 if has_some:
+                    self.has_timed_out = True
                     return
                 raise source.timeout_error() from None
             if not received:

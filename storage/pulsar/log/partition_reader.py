@@ -30,6 +30,9 @@ SCAN_BYTES = MIB
 SCAN_MESSAGES = 500
 """Bytes and messages per step of a scan, which runs in the reactor's thread."""
 
+MAX_SKIPPING_STEPS = 6
+"""Limit on the steps of a read, each of up to `read_timeout_seconds`, that only skip messages."""
+
 
 class PartitionReader(ReaderState):
     """The messages of `topic`, the full name of a partition's topic.
@@ -102,9 +105,9 @@ class PartitionReader(ReaderState):
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]:
         """`PartitionLog.read`, as messages that begin before `end_offset`.
 
-        Returns fewer if the rest does not arrive within `read_timeout_seconds`, and none if
-        everything was trimmed or the time passed while skipping messages of other writers. The next
-        call continues there.
+        Returns fewer if the rest does not arrive within `read_timeout_seconds`, but none only if
+        there is none: a caller that replays the partition takes that for its end. Raises
+        StorageFailed if the first one does not arrive in time.
         """
         found, _ = await self._read(offset, end_offset, max_bytes)
         return found
@@ -251,18 +254,32 @@ class PartitionReader(ReaderState):
             return [], False
         reader = self._cache.take(self._source, offset)
         if reader:
-            found = await self._cache.use(
-                reader, partial(reader.read, offset, end, max_bytes, max_messages)
-            )
+            found = await self._read_with(reader, offset, end, max_bytes, max_messages)
         if reader is None or (not found and reader.has_reached_end):
             # A cached reader without messages may be at the end of a ledger that was deleted.
             reader = OpenReader(self._source, await self._reading_position(offset))
-            found = await self._cache.use(
-                reader, partial(reader.read, offset, end, max_bytes, max_messages)
-            )
+            found = await self._read_with(reader, offset, end, max_bytes, max_messages)
         if found:
             self._index.found(found[0].header, found[0].position)
         return found, reader.has_reached_end
+
+    async def _read_with(
+        self, reader: OpenReader, offset: int, end: int, max_bytes: int, max_messages: int
+    ) -> list[StoredMessage]:
+        """The next messages of `reader`; none only if there is none before `end`.
+
+        On a busy machine, a step may end before the reader has skipped the messages before
+        `offset`. The next step continues there.
+        """
+        for step in range(MAX_SKIPPING_STEPS):
+            if step and not self._cache.retake(reader):
+                break
+            found = await self._cache.use(
+                reader, partial(reader.read, offset, end, max_bytes, max_messages)
+            )
+            if found or not reader.has_timed_out:
+                return found
+        raise self._source.timeout_error()
 
     async def _reading_position(self, offset: int) -> Position | None:
         """Where to start reading for `offset`; None for the beginning of the topic."""
@@ -316,9 +333,7 @@ class PartitionReader(ReaderState):
             else low.position
         )
         reader = OpenReader(self._source, position)
-        found = await self._cache.use(
-            reader, partial(reader.read, 0, end, SCAN_BYTES, SCAN_MESSAGES)
-        )
+        found = await self._read_with(reader, 0, end, SCAN_BYTES, SCAN_MESSAGES)
         while found:
             for stored in found:
                 if is_it(stored):

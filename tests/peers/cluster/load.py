@@ -33,6 +33,8 @@ RECOVER_SECONDS = 300.0
 ANSWERS = 3 * PARTITIONS
 #: Seconds between two queries of the committed offsets.
 PAUSE_SECONDS = 0.3
+#: Seconds to wait for the reason of a fatal error of the producer.
+REPORT_SECONDS = 1.0
 #: While the coordinator moves, librdkafka 1.0 passes the errors of commits on to the application.
 NOT_RETRIED = ("NOT_COORDINATOR_FOR_GROUP", "_NODE_UPDATE")
 
@@ -94,6 +96,11 @@ class SteadyProducer:
             f"reported: {list(self._reported)}"
         )
 
+    def has_failed(self) -> bool:
+        """Whether it has ended before `finish` or `stop`, with a fatal error."""
+        assert self._thread
+        return not self._thread.is_alive() and not self._is_over.is_set()
+
     def stop(self) -> None:
         """Stop sending. Does not wait for acknowledgements."""
         self._is_over.set()
@@ -113,9 +120,17 @@ class SteadyProducer:
         while not self._is_over.wait(ROUND_SECONDS):
             for partition in range(PARTITIONS):
                 number += 1
-                producer.produce(
-                    TOPIC, f"p.{number}".encode(), partition=partition, on_delivery=self._answered
-                )
+                try:
+                    producer.produce(
+                        TOPIC,
+                        f"p.{number}".encode(),
+                        partition=partition,
+                        on_delivery=self._answered,
+                    )
+                except KafkaException:
+                    # A fatal error. Its reason is only passed to `error_cb`.
+                    producer.poll(REPORT_SECONDS)
+                    raise
             producer.poll(0)
         self.unanswered = producer.flush(RECOVER_SECONDS)
 
@@ -259,7 +274,7 @@ class ClusterLoad:
                     raise GatewayDied(f"the client exited: {member.errors()}")
             if is_so():
                 return
-            if time.monotonic() > end:
+            if time.monotonic() > end or self.producer.has_failed():
                 words = [self.producer.state(), *(member.errors() for member in self.members)]
                 raise GatewayDied("\n".join([f"no {what()}", *words, self._gateways.log()]))
             time.sleep(0.02)
