@@ -61,9 +61,9 @@ LONGEST = (
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
 # run has different examples.
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Of Hypothesis's 100 examples `make check` runs a tenth, `.ci/run` half, `make test` all, and
-# `make slow` ten times as many.
-for name, examples in {"quick": 10, "half": 50, "long": 1000}.items():
+# Of Hypothesis's 100 examples `make check` runs a tenth, `.ci/run` a quarter, `make test` all, and
+# `make slow` ten times as many. Properties with numbers of their own follow (`tests/examples.py`).
+for name, examples in {"quick": 10, "quarter": 25, "long": 1000}.items():
     settings.register_profile(name, settings.get_profile("kopgate"), max_examples=examples)
 settings.load_profile("kopgate")
 

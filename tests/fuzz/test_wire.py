@@ -19,6 +19,7 @@ from gateway.protocol.forwarded import decode
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS
+from tests.examples import scaled
 from tests.fuzz.requests import sample
 
 pytestmark = pytest.mark.long
@@ -102,20 +103,20 @@ def test_request_is_decoded_and_its_prefixes_never_crash(key, version):
         attempt(key, version, frame[:length])
 
 
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(1000), suppress_health_check=[HealthCheck.too_slow])
 @given(request=mutated())
 def test_damaged_request_is_decoded_or_refused(request):
     attempt(*request)
 
 
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 @given(route=st.sampled_from(ALL), frame=st.binary(max_size=400))
 @example(route=ALL[0], frame=b"")
 def test_random_bytes_are_decoded_or_refused(route, frame):
     attempt(*route, frame)
 
 
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 @given(frame=st.binary(max_size=200))
 def test_random_bytes_have_a_header_or_are_refused(frame):
     try:

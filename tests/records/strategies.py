@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.examples import scaled
 from tests.records.sample_records import Sample
 
 prop = settings(
     deadline=None,
-    max_examples=40,
+    max_examples=scaled(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 """The function-scoped fixture only selects the implementation, the same for all examples."""

@@ -156,7 +156,12 @@ def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
 
 @pytest.mark.usefixtures("without_codegen")
 @pytest.mark.parametrize(
-    "point", ["while Java starts", "while rows are written", "while the report is made"]
+    "point",
+    [
+        "while Java starts",
+        "while rows are written",
+        pytest.param("while the report is made", marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_exits_130_with_one_line_and_leaves_nothing_incomplete(logs, tmp_path, point):
     out = tmp_path / "out"

@@ -16,6 +16,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from records import NoMemory
 from storage.log import Entry
+from tests.examples import scaled
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     LARGE,
@@ -617,7 +618,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(logs(), st.sampled_from([0, 1, 2, 3, 4, 9, 12]), st.data())
 def test_every_consumer_gets_every_record_once_and_in_order(log, version, data):
     env = open_environment()

@@ -32,6 +32,7 @@ from gateway.groups.classic.subscription import (
 from gateway.groups.consumer.assignors import Subscriber, assign_uniform
 from gateway.groups.consumer.consumer_member import LEAVE_EPOCH, MemberHeartbeat
 from gateway.protocol.errors import ErrorCode, KafkaError
+from tests.examples import scaled
 from tests.fakes.broker import BrokerEnvironment, Started, open_environment
 from tests.gateway.groups.group_harness import TOPIC, metadata_of
 
@@ -320,7 +321,9 @@ class ConversionModel(RuleBasedStateMachine):
             assert kinds == [self.env.broker.groups.get("g").kind], "(5)"
 
 
-ConversionModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+ConversionModel.TestCase.settings = settings(
+    deadline=None, max_examples=scaled(60), stateful_step_count=25
+)
 test_a_group_of_both_protocols_keeps_its_word = ConversionModel.TestCase
 
 

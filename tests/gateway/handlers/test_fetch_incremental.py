@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.protocol.errors import ErrorCode
+from tests.examples import scaled
 from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.fetch_requests import (
     batch_entry,
@@ -201,5 +202,5 @@ class Session(RuleBasedStateMachine):
         assert len(self.env.clock.getDelayedCalls()) == (0 if self.polling is None else 1)
 
 
-Session.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+Session.TestCase.settings = settings(max_examples=scaled(25), stateful_step_count=30, deadline=None)
 test_session = Session.TestCase

@@ -13,6 +13,7 @@ from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.settings.field_types import INT32_MAX
+from tests.examples import scaled
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.handler_calls import call, decode_response, start_call
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
@@ -104,7 +105,7 @@ def open_env() -> BrokerEnvironment:
 
 
 @settings(
-    max_examples=300,
+    max_examples=scaled(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -133,7 +134,7 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
     assert env.bugs == []
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(texts)
 @example("0" * 400)
 @example("٣")

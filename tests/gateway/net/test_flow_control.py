@@ -15,6 +15,7 @@ from gateway.net.flow_control import (
     MemoryBudget,
     OutgoingBytes,
 )
+from tests.examples import scaled
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -420,4 +421,4 @@ class FlowControlMachine(RuleBasedStateMachine):
 
 
 TestFlowControl = FlowControlMachine.TestCase
-TestFlowControl.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestFlowControl.settings = settings(max_examples=scaled(100), stateful_step_count=50, deadline=None)

@@ -14,6 +14,7 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from records import read_header
+from tests.examples import scaled
 from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.records.peers import read_with_kafka_python
 from tests.records.record_sets import TIME, batch, old_set
@@ -462,5 +463,7 @@ class Producing(RuleBasedStateMachine):
         assert all(sequences == sorted(sequences) for sequences in order.values())
 
 
-Producing.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Producing.TestCase.settings = settings(
+    max_examples=scaled(40), stateful_step_count=40, deadline=None
+)
 test_producing = Producing.TestCase

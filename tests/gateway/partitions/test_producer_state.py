@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
 from gateway.protocol.errors import ErrorCode, KafkaError
 from records import BatchHeader
+from tests.examples import scaled
 
 ANY_TIME = 1000
 LARGEST = 2147483647
@@ -399,5 +400,7 @@ class RecoveryMachine(RuleBasedStateMachine):
             assert len(producer.batches) <= 5 + len(self.in_flight) + 1
 
 
-RecoveryMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+RecoveryMachine.TestCase.settings = settings(
+    max_examples=scaled(30), stateful_step_count=40, deadline=None
+)
 test_recovery = RecoveryMachine.TestCase

@@ -18,6 +18,7 @@ from gateway.protocol.dispatch import MAX_BUFFERED_REPLY_BYTES, MAX_REQUESTS_PER
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.routes import ROUTES, DelayedReply, Route
 from gateway.protocol.wire.api_keys import ApiKey
+from tests.examples import scaled
 from tests.fakes.broker import ended, open_environment
 from tests.fakes.connection import PEER, MemoryClient, events, plain_frame, versions
 from tests.gateway.handlers.fetch_requests import batch_entry
@@ -695,7 +696,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
 
 TestDispatch = DispatchMachine.TestCase
-TestDispatch.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestDispatch.settings = settings(max_examples=scaled(60), stateful_step_count=30, deadline=None)
 
 
 def late(handlers, monkeypatch, seconds=5):

@@ -17,6 +17,7 @@ from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Principal, 
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.session import TRANSITIONS, LoginSession, LoginState, SessionLifetime
+from tests.examples import scaled
 from tests.fakes.broker import Started
 from tests.fakes.connection import (
     MemoryClient,
@@ -393,7 +394,7 @@ def spoiled(draw):
 
 
 @settings(
-    max_examples=300,
+    max_examples=scaled(300),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))

@@ -59,10 +59,9 @@ def logins() -> Iterator[Login]:
                 yield Login(row.name, mechanism)
 
 
-def login_cases(each_version: bool) -> Iterator[Any]:
-    """In CI SCRAM-SHA-256 with the oldest version of each library, SCRAM-SHA-512 with the newest.
-
-    PLAIN with both, or with each version.
+def login_cases() -> Iterator[Any]:
+    """In CI SCRAM-SHA-256 with the oldest version of each library, SCRAM-SHA-512 with the newest,
+    and PLAIN with both.
     """
     names: dict[tuple[str, str], list[str]] = {}
     for login in logins():
@@ -74,10 +73,6 @@ def login_cases(each_version: bool) -> Iterator[Any]:
             mechanism, [found[0], found[-1]]
         )
     }
-    if each_version:
-        plain = reversed([login.client for login in logins() if login.mechanism == "PLAIN"])
-        versions = {(table()[name].library, table()[name].version): name for name in plain}
-        in_ci |= {("PLAIN", name) for name in versions.values()}
     for login in logins():
         is_slow = (login.mechanism, login.client) not in in_ci
         yield pytest.param(login, id=str(login), marks=(pytest.mark.slow,) if is_slow else ())
@@ -129,7 +124,7 @@ def be_refused(secured: SecuredBroker, login: Login) -> RefusedRun:
     )
 
 
-@pytest.mark.parametrize("login", tuple(login_cases(each_version=False)))
+@pytest.mark.parametrize("login", tuple(login_cases()))
 def test_client_with_a_wrong_password_fails_without_hanging(
     login: Login,
     secured: SecuredBroker,
@@ -189,7 +184,7 @@ def check_failures_are_logged_once(
     assert audited() <= opened
 
 
-@pytest.mark.parametrize("login", tuple(login_cases(each_version=True)))
+@pytest.mark.parametrize("login", tuple(login_cases()))
 def test_client_with_the_right_password_writes_and_reads(
     login: Login,
     secured: SecuredBroker,

@@ -334,7 +334,7 @@ def columns(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("version", [VERSION, MODERN])
+@pytest.mark.parametrize("version", [pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 def test_kafkas_tools_describe_the_metadata_log(gateways: Gateways, version: str) -> None:
     controller = gateways.controller()
     # Each node is asked in turn; only the controller knows the answer.

@@ -81,7 +81,13 @@ class BrokerPair:
 IN_3, IN_4 = (VERSION, BOTH_WAYS), (MODERN, BOTH_WAYS)
 
 
-@pytest.fixture(scope="module", params=[IN_3, IN_4], ids=[VERSION, MODERN])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(IN_3, id=VERSION, marks=pytest.mark.slow),
+        pytest.param(IN_4, id=MODERN),
+    ],
+)
 def brokers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerPair]:
@@ -104,6 +110,13 @@ def brokers(
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
+#: In CI too, for the fields and errors of version 0.
+in_both = pytest.mark.parametrize(
+    "brokers",
+    [pytest.param(IN_3, id=VERSION), pytest.param(IN_4, id=MODERN)],
+    indirect=True,
+    scope="module",
+)
 in_kafka_4 = pytest.mark.parametrize(
     "brokers", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
 )
@@ -119,6 +132,7 @@ every_policy = pytest.mark.parametrize(
 )
 
 
+@in_both
 def test_single_member_joins_and_leaves_as_in_kafka(brokers: BrokerPair) -> None:
     def scenario(side: RecordedBroker) -> None:
         group = "alone"
@@ -166,6 +180,7 @@ def test_join_without_member_id_is_answered_as_in_kafka(brokers: BrokerPair) -> 
     brokers.play(scenario)
 
 
+@in_both
 def test_invalid_heartbeats_get_same_errors(brokers: BrokerPair) -> None:
     def scenario(side: RecordedBroker) -> None:
         side.create_topic("refused", 1)
@@ -211,6 +226,7 @@ def test_invalid_heartbeats_get_same_errors(brokers: BrokerPair) -> None:
     brokers.play(scenario)
 
 
+@in_both
 def test_partitions_are_revoked_before_reassignment_as_in_kafka(brokers: BrokerPair) -> None:
     def describe_group(side: RecordedBroker) -> None:
         # Kafka 3.9 does not show partitions that are pending revocation.

@@ -23,7 +23,7 @@ pytestmark = [
 ]  # One broker at a time for all tests.
 
 
-@pytest.fixture(scope="module", params=[VERSION, MODERN])
+@pytest.fixture(scope="module", params=[pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 def kafka(request: pytest.FixtureRequest) -> Iterator[str]:
     with ExitStack() as running:
         try:

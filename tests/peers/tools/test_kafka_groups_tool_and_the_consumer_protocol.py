@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.xdist_group("kafka groups tool and the consumer protocol"),
 ]
 
-tools = pytest.mark.parametrize("version", [VERSION, MODERN])
+tools = pytest.mark.parametrize("version", [pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 
 _RANDOM_ID = re.compile(
     r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )[\w+/-]{22}(?= )"

@@ -145,6 +145,8 @@ def test_line_invalid_for_its_version_is_quarantined_again(process, take, knows,
     )
 
 
+#: In CI a run is interrupted at these: before and after the commit.
+IN_CI = ("new rows are written", "they are noted")
 #: By step, the last function that runs, and how often it has run by then.
 STEPS = {
     "all lines are written": ("reports.ingest.batch_writer.write", 1),
@@ -154,7 +156,10 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=() if step in IN_CI else (pytest.mark.slow,)) for step in STEPS],
+)
 def test_lines_count_once_after_interruption_at_each_step(
     process, take, knows, numbers, monkeypatch, step
 ):
@@ -217,7 +222,13 @@ def taking(tables):
                 os.killpg(running.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("point", ["while new rows are written", "before they are noted"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "while new rows are written",
+        pytest.param("before they are noted", marks=pytest.mark.slow),
+    ],
+)
 def test_lines_count_once_after_process_is_killed(process, take, knows, numbers, tables, point):
     process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
     take()

@@ -26,6 +26,7 @@ from gateway.groups.classic.classic_rows import decode, encode
 from gateway.groups.group_effects import NEVER, Reply, StoreClassicGroup
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
+from tests.examples import scaled
 
 START = 1_700_000_000_000
 LONGEST = 30_000
@@ -350,5 +351,7 @@ class GroupModel(RuleBasedStateMachine):
         assert self.group.next_expire_at == NEVER
 
 
-GroupModel.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=30)
+GroupModel.TestCase.settings = settings(
+    deadline=None, max_examples=scaled(100), stateful_step_count=30
+)
 test_a_group_keeps_its_word = GroupModel.TestCase

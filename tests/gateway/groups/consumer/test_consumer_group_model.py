@@ -40,6 +40,7 @@ from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_ke
 from gateway.groups.group_effects import NEVER, Reply, StoreRows
 from gateway.protocol.errors import ErrorCode
 from gateway.settings.model import Settings
+from tests.examples import scaled
 from tests.fakes.topology import FakeTopology
 
 START = 1_700_000_000_000
@@ -497,6 +498,6 @@ class ConsumerGroupModel(RuleBasedStateMachine):
 
 
 ConsumerGroupModel.TestCase.settings = settings(
-    deadline=None, max_examples=100, stateful_step_count=40
+    deadline=None, max_examples=scaled(100), stateful_step_count=40
 )
 test_a_consumer_group_keeps_its_word = ConsumerGroupModel.TestCase

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
+from tests.examples import scaled
 from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 
 TOPICS = ("orders", "bills")
@@ -159,7 +160,7 @@ class GatewayModel:
             assert not any(map(offsets.is_committing, ("g", "h")))
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(steps)
 def test_offset_is_that_of_last_acknowledged_commit(taken):
     life = GatewayModel()
