@@ -18,7 +18,7 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-_INTERFACE = 5
+_INTERFACE = 6
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally

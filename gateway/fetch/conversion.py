@@ -228,13 +228,13 @@ class Converter:
         begun = thread_time_ns()
         try:
             found = kernel.down_run(
-                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records
+                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records, 0
             )
         except MemoryError:
             found = None
         if found is None:
             return None
-        messages, counts = found
+        messages, counts, _ = found
         cpu_us = (thread_time_ns() - begun) // 1000
         self.conversions += counts[0]
         budget.at_once_bytes -= size
