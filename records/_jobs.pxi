@@ -26,15 +26,21 @@ cdef enum:
     # Bytes of results produced before they are copied out; together with the reused memory this
     # fits in the processor's cache.
     RESULTS_AT_A_TIME = 256 * 1024
+    # A run ends with the batch with which its batches have unpacked to as many bytes, about 50 ms.
+    RUN_UNPACKS = 16 * 1024 * 1024
+    # Bytes that a batch may need while it is converted, in addition to those of its result.
+    RUN_SPARE = 64 * 1024
     # Limits of memory reuse: bytes kept per buffer of a Desk, and number of idle Desks.
     DESK_KEEPS = 1024 * 1024
     DESKS_KEPT = 4
 
 cdef struct Room:
-    # A growing buffer; the first `used` of `size` bytes are in use.
+    # A growing buffer; the first `used` of `size` bytes are in use. If they are those of a bytes
+    # object, that is `owner`, else NULL.
     uint8_t *bytes
     size_t size
     size_t used
+    PyObject *owner
 
 cdef struct Places:
     Room records
@@ -68,10 +74,24 @@ cdef bint widen(Room *room, size_t more) noexcept nogil:
         return True
     if size < 2 * room.size:
         size = 2 * room.size
+    if room.owner != NULL:
+        return widen_object(room, size)
     bytes = realloc(room.bytes, size)
     if bytes == NULL:
         return False
     room.bytes = <uint8_t *>bytes
+    room.size = size
+    return True
+
+cdef bint widen_object(Room *room, size_t size) noexcept with gil:
+    """Resize the room's object; on failure the room is left empty."""
+    try:
+        _PyBytes_Resize(&room.owner, size)
+    except MemoryError:
+        room.bytes = NULL
+        room.size = room.used = 0
+        return False
+    room.bytes = <uint8_t *>PyBytes_AS_STRING(room.owner)
     room.size = size
     return True
 
@@ -86,6 +106,17 @@ cdef void tidy(Places *on) noexcept nogil:
     empty(&on.records)
     empty(&on.messages)
     empty(&on.results)
+
+cdef Desk taken_desk():
+    try:
+        return idle.pop()
+    except IndexError:
+        return Desk()
+
+cdef give_back(Desk desk):
+    tidy(&desk.on)
+    if len(idle) < DESKS_KEPT:
+        idle.append(desk)
 
 cdef Py_ssize_t convert_some(
     Places *on, Task *tasks, Py_ssize_t count, int magic, int64_t limit
@@ -150,36 +181,47 @@ cdef Py_ssize_t convert_batch(
     return wrap_lz4(on, &found, magic, has_time, is_plain)
 
 cdef struct Run:
-    # Messages from `offset` on, of at most `max_bytes`, and what they are from.
+    # Messages from `offset` on, of at most `max_bytes`, and what they are from. A batch in lz4 may
+    # unpack to `limit` bytes. `is_full` is set if nothing more fits, `is_short` if the run ends at
+    # RUN_UNPACKS.
     int magic
     int64_t offset
     int64_t max_bytes
+    int64_t limit
+    int64_t unpacked
     bint at_least_one
     bint is_full
+    bint is_short
     int64_t batches
     int64_t offsets
     int64_t stored
 
-cdef Py_ssize_t plain_room(
-    const uint8_t *data, Py_ssize_t size, int magic, Py_ssize_t *batches, int64_t *records
+cdef Py_ssize_t run_room(
+    const uint8_t *data, Py_ssize_t size, int magic, bint with_lz4, Py_ssize_t *batches,
+    int64_t *records
 ) noexcept nogil:
-    """Return the most bytes that uncompressed batches may take as messages, -1 for others.
+    """Return the bytes that batches take as messages, if lz4 does not compress the messages less
+    than the records; -1 if there are others than uncompressed ones and, `with_lz4`, those in lz4.
 
     Their numbers are subtracted from `batches` and `records`; -1 if these are too small.
     """
     cdef Py_ssize_t room = 0, whole
     cdef int64_t count
+    cdef int codec
     while size >= BATCH_OVERHEAD and batches[0] > 0:
         whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
         if data[MAGIC_AT] != 2 or whole < BATCH_OVERHEAD or whole > size:
             return -1
-        if data[BATCH_ATTRIBUTES_AT] & (CODEC_MASK | CONTROL_BIT):
-            return -1
+        codec = data[BATCH_ATTRIBUTES_AT] & (CODEC_MASK | CONTROL_BIT)
         count = <int32_t>get32(data + BATCH_COUNT_AT)
         records[0] -= count
-        if not 0 < count <= (whole - BATCH_OVERHEAD) // SMALLEST_RECORD or records[0] < 0:
+        if count <= 0 or records[0] < 0:
             return -1
-        room += whole - BATCH_OVERHEAD + count * (GROWTH_V1 if magic else GROWTH_V0)
+        if codec and (codec != LZ4 or not with_lz4):
+            return -1
+        if not codec and count > (whole - BATCH_OVERHEAD) // SMALLEST_RECORD:
+            return -1
+        room += whole + count * (GROWTH_V1 if magic else GROWTH_V0)
         data += whole
         size -= whole
         batches[0] -= 1
@@ -188,22 +230,26 @@ cdef Py_ssize_t plain_room(
 cdef int convert_run(
     Places *on, const uint8_t *data, Py_ssize_t size, Run *run
 ) noexcept nogil:
-    """Append batches that `plain_room` has measured to the results. Returns -1 if one is invalid.
+    """Append batches that `run_room` has seen to the results. Returns -1 if one is not handled.
 
-    `run.is_full` is set if there is no room for more.
+    The run ends if it `is_full` or `is_short`.
     """
     cdef Room *into = &on.results
     cdef Py_ssize_t made, start, last, whole
     cdef int64_t left
-    while size and not run.is_full:
+    while size and not run.is_full and not run.is_short:
         if size < BATCH_OVERHEAD:
             return -1
         whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
         if not BATCH_OVERHEAD <= whole <= size:
             return -1
-        made = convert_batch(on, data, whole, run.magic, 0)
+        on.records.used = whole
+        made = convert_batch(on, data, whole, run.magic, run.limit)
         if made < 0:
             return -1
+        # That of an uncompressed batch is still its size.
+        run.unpacked += on.records.used
+        run.is_short = run.unpacked >= RUN_UNPACKS
         left = run.max_bytes - <int64_t>into.used
         if made > left or <int64_t>get64(data) < run.offset:
             find_cut(into.bytes + into.used, made, run.offset, max(left, 0), &start, &last)

@@ -30,7 +30,8 @@ def down_run(
     max_bytes: int,
     at_least_one: bool,
     most_records: int,
-) -> tuple[bytes, tuple[int, int, int]] | None: ...
+    limit: int,
+) -> tuple[bytes, tuple[int, int, int], bool] | None: ...
 def down_messages(messages: Buffer, shift: int) -> Converted: ...
 def up_messages(
     messages: Buffer,

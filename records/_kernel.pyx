@@ -19,7 +19,7 @@ from records.errors import Fault, error_of
 from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 5
+INTERFACE = 6
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -314,7 +314,7 @@ def down_batch(
 def use_lz4(unpack: int, pack: int, state_bytes: int):
     """Set the addresses of LZ4_decompress_safe and LZ4_compress_fast_extState, and LZ4_sizeofState.
 
-    Must be called before `down_all` to handle lz4.
+    Without this call `down_all` and `down_run` do not handle lz4.
     """
     global lz4_unpack, lz4_pack, lz4_state_bytes
     lz4_state_bytes = state_bytes
@@ -329,10 +329,7 @@ def down_all(payloads, int magic, int64_t limit):
     cdef Task *tasks = <Task *>calloc(count + 1, sizeof(Task))
     if tasks == NULL:
         raise MemoryError
-    try:
-        desk = idle.pop()
-    except IndexError:
-        desk = Desk()
+    desk = taken_desk()
     try:
         for payload in payloads:
             PyObject_GetBuffer(payload, &tasks[held].view, PyBUF_SIMPLE)
@@ -354,59 +351,71 @@ def down_all(payloads, int magic, int64_t limit):
             held -= 1
             PyBuffer_Release(&tasks[held].view)
         free(tasks)
-        tidy(&desk.on)
-        if len(idle) < DESKS_KEPT:
-            idle.append(desk)
+        give_back(desk)
     return results
 
 
 def down_run(
     payloads, Py_ssize_t batches, int magic, int64_t offset, int64_t max_bytes, bint at_least_one,
-    int64_t most_records
+    int64_t most_records, int64_t limit
 ):
     cdef Py_ssize_t count = len(payloads), held = 0, number, room = 0, size
-    cdef PyObject *content = NULL
+    cdef int failed = 0
+    cdef PyObject *content
+    cdef Desk desk = None
     cdef Places on
     cdef Run run
     cdef Py_buffer *views = <Py_buffer *>calloc(count + 1, sizeof(Py_buffer))
     if views == NULL:
         raise MemoryError
-    memset(&on, 0, sizeof(on))
     memset(&run, 0, sizeof(run))
     run.magic, run.offset, run.max_bytes, run.at_least_one = magic, offset, max_bytes, at_least_one
+    run.limit = limit
     try:
         for payload in payloads:
             PyObject_GetBuffer(payload, views + held, PyBUF_SIMPLE)
             held += 1
-            size = plain_room(
-                <const uint8_t *>views[held - 1].buf, views[held - 1].len, magic, &batches,
-                &most_records,
+            size = run_room(
+                <const uint8_t *>views[held - 1].buf, views[held - 1].len, magic,
+                limit > 0 and lz4_unpack != NULL, &batches, &most_records,
             )
             if size < 0:
                 return None
             room += size
         if batches:
             return None
-        content = PyBytes_FromStringAndSize(NULL, room)
-        on.results.bytes, on.results.size = <uint8_t *>PyBytes_AS_STRING(content), room
+        desk = taken_desk()
+        on = desk.on
+        if limit > 0:
+            room = min(room, max(max_bytes, 0)) + RUN_SPARE
+        memset(&on.results, 0, sizeof(on.results))
+        on.results.owner = PyBytes_FromStringAndSize(NULL, room)
+        on.results.bytes, on.results.size = <uint8_t *>PyBytes_AS_STRING(on.results.owner), room
         with nogil:
             for number in range(count):
-                if convert_run(
+                failed = convert_run(
                     &on, <const uint8_t *>views[number].buf, views[number].len, &run
-                ) or run.is_full:
+                )
+                if failed or run.is_full or run.is_short:
                     break
     finally:
         while held > 0:
             held -= 1
             PyBuffer_Release(views + held)
         free(views)
-    if not on.results.used:
+        if desk is not None:
+            # It keeps its own room for results.
+            desk.on.records, desk.on.messages = on.records, on.messages
+            desk.on.pack_state = on.pack_state
+            give_back(desk)
+    content = on.results.owner
+    if failed or not on.results.used:
         Py_DecRef(content)
         return None
     _PyBytes_Resize(&content, on.results.used)
     result = <object>content
     Py_DecRef(content)
-    return result, (run.batches, run.offsets, run.stored)
+    return result, (run.batches, run.offsets, run.stored), run.is_short
 
 
 def down_messages(messages, int64_t shift):

@@ -269,15 +269,18 @@ def down_run(
     max_bytes: int,
     at_least_one: bool,
     most_records: int,
-) -> tuple[bytes, tuple[int, int, int]] | None:
-    """Convert `batches` uncompressed batches to messages of format 0 or 1 from `offset` on.
+    limit: int,
+) -> tuple[bytes, tuple[int, int, int], bool] | None:
+    """Convert `batches` batches to messages of format 0 or 1 from `offset` on.
 
-    Each payload is one or more whole batches.
+    Each payload is one or more whole batches, uncompressed or in lz4. Each of those in lz4 may
+    unpack to `limit` bytes; none is handled if that is 0.
 
-    Returns the whole messages before the first invalid batch that fit in `max_bytes`, with
-    `at_least_one` the first one in any case; and the number of batches that they are from, of the
-    offsets of these batches, and of their bytes. None if there are no such messages, the batches
-    have more than `most_records` records, or one of them is compressed, a control batch or empty:
+    Returns the whole messages that fit in `max_bytes`, with `at_least_one` the first one in any
+    case; the number of batches that they are from, of the offsets of these batches, and of their
+    bytes; and whether they end with the batch with which 16 MiB were unpacked. None if there are no
+    such messages, the batches have more than `most_records` records, or one of them is invalid, a
+    control batch, empty, in another codec or in an lz4 frame that Kafka's clients do not write:
     these are for the general conversion path. This implementation handles none.
     """
     return None

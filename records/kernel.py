@@ -18,7 +18,10 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-_INTERFACE = 5
+HAS_LZ4 = False
+"""Whether the kernel converts batches in lz4."""
+
+_INTERFACE = 6
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally
@@ -78,6 +81,7 @@ else:
             lz4 = find_lz4_functions()
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
+                HAS_LZ4 = True
             tally = _kernel.tally
             conversions = _kernel.conversions
             scan = _kernel.scan

@@ -13,6 +13,14 @@ from struct import unpack
 from records.errors import CorruptRecords, InvalidRecords
 from records.layout import Buffer
 
+LZ4_HEADER_BYTES = 7
+KAFKA_HEADERS = frozenset(
+    b"\x04\x22\x4d\x18\x60" + rest for rest in (b"\x40\x82", b"\x50\xfb", b"\x60\x51", b"\x70\x73")
+)
+"""Headers of the frames of Java clients and librdkafka, which the kernel handles: independent
+blocks of 64 KiB, 256 KiB, 1 MiB or 4 MiB, no other options, and the checksum.
+"""
+
 _FRAME_MAGIC = b"\x04\x22\x4d\x18"
 _INDEPENDENT_BLOCKS = 0x20
 _CONTENT_SIZE = 0x08

@@ -117,6 +117,7 @@ EXCEPTIONS = {
     # It reads on behalf of a caller, and pauses as handlers do.
     ("gateway/fetch/fetch_reader.py", "gateway/protocol"),
     ("gateway/fetch/fetch_reader.py", "gateway/security"),
+    ("gateway/fetch/fetch_conversions.py", "gateway/protocol"),
 }
 
 #: The files, or folders with a trailing slash, that may import a library.

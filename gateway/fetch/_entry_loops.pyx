@@ -5,7 +5,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from gateway.protocol.errors import KafkaError
 from records.layout import READABLE
@@ -16,7 +16,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
 #: Version of the functions' signatures; `entry_loops.py` expects the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 cdef enum:
     KEY_FIELDS = 25
@@ -28,8 +28,12 @@ cdef enum:
     LENGTH_AT = 8
     LOG_OVERHEAD = 12
     HEADER_BYTES = 61
+    LZ4_HEADER_BYTES = 7
+    BATCH_CRC_AT = 17
     BATCH_ATTRIBUTES_AT = 22
 
+# See entry_loops.MIXER.
+cdef uint64_t mixer = 0x9E3779B97F4A7C15ULL
 cdef object refusal = KafkaError
 cdef int64_t readable = READABLE
 
@@ -41,6 +45,15 @@ cdef inline uint8_t* put32(uint8_t* at, uint32_t value) noexcept nogil:
 
 cdef inline uint8_t* put64(uint8_t* at, uint64_t value) noexcept nogil:
     return put32(put32(at, <uint32_t>(value >> 32)), <uint32_t>value)
+
+
+cdef inline uint32_t get32(const uint8_t* at) noexcept nogil:
+    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
+
+
+cdef inline uint64_t mixed(uint64_t mark, uint64_t field) noexcept nogil:
+    mark = (mark ^ field) * mixer
+    return mark ^ mark >> 32
 
 
 def look_up(
@@ -209,13 +222,7 @@ def are_batches(payload, Py_ssize_t count, *, bint with_zstd):
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     data, left = <const uint8_t*>view.buf, view.len
     while left >= HEADER_BYTES:
-        size = <int32_t>(
-            <uint32_t>data[LENGTH_AT] << 24
-            | <uint32_t>data[LENGTH_AT + 1] << 16
-            | <uint32_t>data[LENGTH_AT + 2] << 8
-            | data[LENGTH_AT + 3]
-        )
-        size += LOG_OVERHEAD
+        size = LOG_OVERHEAD + <int64_t><int32_t>get32(data + LENGTH_AT)
         if data[MAGIC_AT] != 2 or size < HEADER_BYTES or size > left:
             break
         if data[BATCH_ATTRIBUTES_AT] & CODEC_MASK == ZSTD and not with_zstd:
@@ -225,3 +232,46 @@ def are_batches(payload, Py_ssize_t count, *, bint with_zstd):
         found += 1
     PyBuffer_Release(&view)
     return left == 0 and found == count
+
+
+cdef inline bint is_of_kafka(const uint8_t* header) noexcept nogil:
+    """Whether an lz4 header is one of `lz4_header.KAFKA_HEADERS`."""
+    return memcmp(header, b"\x04\x22\x4d\x18\x60", 5) == 0 and (
+        memcmp(header + 5, b"\x40\x82", 2) == 0
+        or memcmp(header + 5, b"\x50\xfb", 2) == 0
+        or memcmp(header + 5, b"\x60\x51", 2) == 0
+        or memcmp(header + 5, b"\x70\x73", 2) == 0
+    )
+
+
+def run_mark(payloads, Py_ssize_t least):
+    cdef Py_buffer view
+    cdef const uint8_t* data
+    cdef int64_t left, size
+    cdef int codec
+    cdef Py_ssize_t found = 0
+    cdef bint has_lz4 = False
+    cdef uint64_t mark = 0
+    for payload in payloads:
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        data, left = <const uint8_t*>view.buf, view.len
+        while left >= HEADER_BYTES:
+            size = LOG_OVERHEAD + <int64_t><int32_t>get32(data + LENGTH_AT)
+            codec = data[BATCH_ATTRIBUTES_AT] & CODEC_MASK
+            if data[MAGIC_AT] != 2 or size < HEADER_BYTES or size > left:
+                break
+            if codec == LZ4:
+                if size < HEADER_BYTES + LZ4_HEADER_BYTES or not is_of_kafka(data + HEADER_BYTES):
+                    break
+                has_lz4 = True
+            elif codec:
+                break
+            mark = mixed(mark, <uint64_t>get32(data) << 32 | get32(data + 4))
+            mark = mixed(mark, <uint64_t>size << 32 | get32(data + BATCH_CRC_AT))
+            data += size
+            left -= size
+            found += 1
+        PyBuffer_Release(&view)
+        if left:
+            return None
+    return mark if has_lz4 and found >= least else None

@@ -1,13 +1,14 @@
 """Converts records for consumers of other formats, off the reactor thread unless that is short.
 
-`compat.message_sets` and `records` do the conversion. This module adds threads, a cache, and jobs
-shared by all consumers that need the same entries.
+`conversion_calls` does the conversion. This module adds threads, a cache, and jobs shared by all
+consumers that need the same entries or the same run.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from time import thread_time_ns
 from typing import Any, NamedTuple
@@ -17,9 +18,17 @@ from isal.isal_zlib import crc32
 from gateway import logs
 from gateway.coroutines import Cancel, SharedResult, start
 from gateway.fetch import entry_loops
+from gateway.fetch.conversion_calls import (
+    FETCH_CPU_US,
+    V2_WITHOUT_ZSTD,
+    ConvertedRun,
+    RunKey,
+    convert_all,
+    convert_run,
+    failures,
+)
 from gateway.fetch.entry_loops import PAYLOAD, CacheKey
-from gateway.partitions.stored_records import down_convert_all, up_convert
-from gateway.protocol.errors import ErrorCode, KafkaError, clear_frames
+from gateway.protocol.errors import ErrorCode, KafkaError
 from records import (
     HEADER_BYTES,
     Codec,
@@ -28,27 +37,19 @@ from records import (
     RecordsTooLarge,
     kernel,
     peek_magic,
-    zstd_to_gzip,
 )
 from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
 from records.layout import CODEC_MASK, CRC, FIRST_OF_BATCHES
 from storage.log import Buffer, Entry
 
-#: CPU time, in microseconds, that one fetch may spend on conversions. The entry that exceeds it is
-#: finished; the rest is left to the next fetch. Ordinary batches take some milliseconds; one of
-#: `max_decompressed_bytes` takes longer than this.
-FETCH_CPU_US = 200_000
-
-#: Entries that together may unpack to this many bytes are converted in one call. Between calls a
-#: job checks whether it is cancelled.
-MAX_CALL_BYTES = 32 << 20
-
 #: Bytes and records of uncompressed batches that one fetch may convert in the reactor thread, in
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
-#: Maximum expansion of lz4: bytes unpacked per compressed byte.
-_LZ4_EXPANSION = 255
+#: Batches of a run with lz4 that is converted in another thread and cached as a whole. Fewer are
+#: converted one by one, so that consumers at the end of the log, whose fetches begin at different
+#: offsets, share the results.
+LONG_RUN_BATCHES = 16
 
 
 class ConversionBudget:
@@ -63,12 +64,12 @@ class ConversionBudget:
         self.at_once_records = AT_ONCE_RECORDS
 
 
-class ConversionJob(SharedResult[Mapping[CacheKey, Buffer | KafkaError]]):
+class ConversionJob(SharedResult[Mapping[Any, Any]]):
     """A running conversion.
 
-    The result maps keys to converted entries; a job that exceeds its CPU time omits the last ones.
-    `cpu_us` is the CPU time used, in microseconds. `waiters` counts waiting requests; without any
-    the job is cancelled.
+    The result maps keys to what is cached, or to KafkaError; a job that exceeds its CPU time omits
+    the last ones. `cpu_us` is the CPU time used, in microseconds. `waiters` counts waiting
+    requests; without any the job is cancelled.
     """
 
     __slots__ = ("cancel", "cpu_us", "is_cancelled", "waiters")
@@ -96,9 +97,6 @@ ENTRY_OVERHEAD = 512
 #: Unreadable entries remembered as logged, some 300 bytes each; older ones may be logged again.
 MAX_REPORTED_UNREADABLE = 1_000
 
-#: Consumer formats beyond 0 and 1: format 2 without zstd, and format 2 with any codec.
-V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
-
 _log = logs.get_logger(__name__)
 
 _JOB: Callable[[tuple[int, CacheKey, ConversionJob]], ConversionJob] = itemgetter(2)
@@ -110,16 +108,6 @@ class SourcePartition(NamedTuple):
     topic: str
     topic_id: bytes
     partition: int
-
-
-class ConvertedRun(NamedTuple):
-    """Messages; the number of batches that they are from, of their offsets, and of their bytes;
-    and the CPU time in microseconds.
-    """
-
-    messages: bytes
-    counts: tuple[int, int, int]
-    cpu_us: int
 
 
 class Converter:
@@ -141,8 +129,9 @@ class Converter:
         self._converts_at_once = converts_at_once
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
-        self._cache: OrderedDict[CacheKey, bytes] = OrderedDict()
-        self._jobs: dict[CacheKey, ConversionJob] = {}
+        # Converted entries of type bytes by CacheKey, and ConvertedRun by RunKey.
+        self._cache: OrderedDict[Any, Any] = OrderedDict()
+        self._jobs: dict[CacheKey | RunKey, ConversionJob] = {}
         # Unreadable entries that were logged, as keys without the format.
         self._reported: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.cached_bytes = 0
@@ -178,12 +167,14 @@ class Converter:
                 if missing and not self._convert_at_once(
                     source, keys, missing, own_job, magic, budget
                 ):
-                    # Run in a separate coroutine: the first consumer may disconnect while others
-                    # wait.
-                    own_job.cancel = start(
-                        self._run_job(source, keys, missing, own_job, magic, budget.owner),
-                        _ignore,
-                        own_job.fail,
+                    self._start_job(
+                        own_job,
+                        keys,
+                        budget.owner,
+                        partial(self._entry_results, source, keys, missing),
+                        convert_all,
+                        list(map(PAYLOAD, missing)),
+                        magic,
                     )
                 filled = 0
                 while filled < len(pending):
@@ -218,7 +209,8 @@ class Converter:
         or if a batch is compressed, invalid or anything else that `convert` has to handle.
 
         The result is not cached: to find the entries in the cache takes as long as this. A batch
-        that takes several fetches is for `convert`, which converts it once.
+        that takes several fetches is for `convert`, which converts it once. For batches in lz4 see
+        `convert_long_run`.
         """
         size = sum(map(len, payloads))
         if not self._converts_at_once or not 0 < size <= budget.at_once_bytes:
@@ -228,19 +220,68 @@ class Converter:
         begun = thread_time_ns()
         try:
             found = kernel.down_run(
-                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records
+                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records, 0
             )
         except MemoryError:
             found = None
         if found is None:
             return None
-        messages, counts = found
+        messages, counts, is_short = found
         cpu_us = (thread_time_ns() - begun) // 1000
         self.conversions += counts[0]
         budget.at_once_bytes -= size
         budget.at_once_records -= counts[1]
         budget.left_us -= cpu_us
-        return ConvertedRun(messages, counts, cpu_us)
+        return ConvertedRun(messages, counts, is_short, cpu_us)
+
+    def cached_run(self, key: RunKey) -> ConvertedRun | None:
+        """Return the result of `convert_long_run` if it is cached."""
+        found: ConvertedRun | None = self._cache.get(key)
+        if found is not None:
+            self._cache.move_to_end(key)
+        return found
+
+    async def convert_long_run(
+        self,
+        key: RunKey,
+        payloads: Sequence[Buffer],
+        on_cpu_spent: Callable[[int], None],
+        budget: ConversionBudget,
+    ) -> ConvertedRun | None:
+        """As `convert_run`, for payloads that are a batch each, some of them in lz4.
+
+        They are converted in another thread in one call, and the result is cached as a whole: in
+        the reactor's thread, a key, an entry and an object for each batch take half as long as the
+        conversion. It has no messages, or is None, if the run is one for `convert`.
+        """
+        found = self.cached_run(key)
+        if found is not None:
+            return found
+        job = self._jobs.get(key)
+        is_own = job is None or job.is_cancelled
+        if job is None or is_own:
+            if budget.left_us <= 0:
+                return None
+            job = self._jobs[key] = ConversionJob()
+        job.waiters += 1
+        try:
+            if is_own:
+                self._start_job(
+                    job,
+                    [key],
+                    budget.owner,
+                    partial(self._run_results, key),
+                    convert_run,
+                    key,
+                    payloads,
+                )
+            results: Mapping[RunKey, ConvertedRun] = await job
+        finally:
+            job.remove_waiter()
+        if is_own:
+            budget.left_us -= job.cpu_us
+            on_cpu_spent(job.cpu_us)
+        return results.get(key)
 
     def _look_up(
         self,
@@ -270,31 +311,38 @@ class Converter:
             job.waiters += 1
         return found
 
+    def _start_job(
+        self,
+        job: ConversionJob,
+        keys: Sequence[CacheKey | RunKey],
+        owner: Hashable,
+        results_of: Callable[[Any], dict[Any, Any]],
+        function: Callable[..., tuple[Any, int]],
+        *arguments: Any,
+    ) -> None:
+        """Run `function` in another thread; `results_of` returns the job's results from its result.
+
+        It runs in a separate coroutine: the first consumer may disconnect while others wait.
+        """
+        work = self._run_job(job, keys, owner, results_of, function, *arguments)
+        job.cancel = start(work, _ignore, job.fail)
+
     async def _run_job(
         self,
-        source: SourcePartition,
-        keys: list[CacheKey],
-        missing: list[Entry],
         job: ConversionJob,
-        magic: int,
+        keys: Sequence[CacheKey | RunKey],
         owner: Hashable,
+        results_of: Callable[[Any], dict[Any, Any]],
+        function: Callable[..., tuple[Any, int]],
+        *arguments: Any,
     ) -> None:
-        """Convert entries one after the other in one call: for small batches, the thread switch
-        costs more than the conversion.
-        """
         try:
-            outcomes: list[bytes | RecordsError]
-            outcomes, job.cpu_us = await self._run_for(
-                owner,
-                _convert_all,
-                list(map(PAYLOAD, missing)),
-                magic,
-                self._max_decompressed_bytes,
-                job,
+            outcome, job.cpu_us = await self._run_for(
+                owner, function, *arguments, self._max_decompressed_bytes, job
             )
         finally:
             entry_loops.loops.remove_job(self._jobs, keys, job)
-        self._end_job(source, keys, missing, job, outcomes)
+        self._end_job(job, results_of(outcome))
 
     def _convert_at_once(
         self,
@@ -319,27 +367,26 @@ class Converter:
         budget.at_once_bytes -= size
         budget.at_once_records -= records
         try:
-            outcomes, job.cpu_us = _convert_all(payloads, magic, self._max_decompressed_bytes, job)
+            outcomes, job.cpu_us = convert_all(payloads, magic, self._max_decompressed_bytes, job)
         finally:
             entry_loops.loops.remove_job(self._jobs, keys, job)
-        self._end_job(source, keys, missing, job, outcomes)
+        self._end_job(job, self._entry_results(source, keys, missing, outcomes))
         return True
 
-    def _end_job(
+    def _entry_results(
         self,
         source: SourcePartition,
         keys: list[CacheKey],
         missing: list[Entry],
-        job: ConversionJob,
         outcomes: list[bytes | RecordsError],
-    ) -> None:
-        """Keep and report the results of a job."""
+    ) -> dict[CacheKey, bytes | KafkaError]:
+        """Return results of entries, and report the errors."""
         # Fewer if the job has exceeded its CPU time.
         results: dict[CacheKey, bytes | KafkaError]
         results = dict(zip(keys, outcomes, strict=False))  # type: ignore[arg-type]
-        failures = _failures(outcomes)
-        self.conversions += len(outcomes) - len(failures)
-        for number, failure in failures:
+        failed = failures(outcomes)
+        self.conversions += len(outcomes) - len(failed)
+        for number, failure in failed:
             entry = missing[number]
             if isinstance(failure, NoMemory):
                 # Clients before 0.11 know few error codes; they retry after this one.
@@ -350,6 +397,17 @@ class Converter:
             else:
                 self.log_unreadable(source, entry, failure)
                 results[keys[number]] = b""
+        return results
+
+    def _run_results(self, key: RunKey, run: ConvertedRun | None) -> dict[RunKey, ConvertedRun]:
+        """Return the results of a run: none if there was not enough memory."""
+        if run is None:
+            return {}
+        self.conversions += run.counts[0]
+        return {key: run}
+
+    def _end_job(self, job: ConversionJob, results: dict[Any, Any]) -> None:
+        """Cache and return the results of a job."""
         self.cached_bytes = entry_loops.loops.keep(
             self._cache, results, self.cached_bytes, self._cache_bytes, ENTRY_OVERHEAD
         )
@@ -419,89 +477,6 @@ def is_readable(payload: Buffer, magic: int) -> bool:
     if magic < V2_WITHOUT_ZSTD:
         return stored <= magic
     return stored not in (0, 1) and not (magic == V2_WITHOUT_ZSTD and is_zstd(payload))
-
-
-def _convert_all(
-    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, job: ConversionJob
-) -> tuple[list[bytes | RecordsError], int]:
-    """Convert at least the first payload.
-
-    Returns the results and the CPU time used, in microseconds.
-    """
-    begun = thread_time_ns()
-    cpu_us = 0
-    outcomes: list[bytes | RecordsError] = []
-    for units in _split_into_calls(payloads, max_decompressed_bytes):
-        if magic < V2_WITHOUT_ZSTD:
-            outcomes += down_convert_all(
-                units, magic, max_decompressed_bytes=max_decompressed_bytes
-            )
-        else:
-            outcomes += [_to_v2(payload, max_decompressed_bytes) for payload in units]
-        cpu_us = (thread_time_ns() - begun) // 1000
-        if job.is_cancelled or cpu_us > FETCH_CPU_US:
-            break
-    for _, failure in _failures(outcomes):
-        clear_frames(failure)
-    return outcomes, cpu_us
-
-
-def _failures(outcomes: list[bytes | RecordsError]) -> list[tuple[int, RecordsError]]:
-    """Return the errors with their indexes; nearly always there are none."""
-    if set(map(type, outcomes)) <= {bytes}:
-        return []
-    return [
-        (number, outcome)
-        for number, outcome in enumerate(outcomes)
-        if isinstance(outcome, RecordsError)
-    ]
-
-
-def _split_into_calls(
-    payloads: Sequence[Buffer], max_decompressed_bytes: int
-) -> Iterator[list[Buffer]]:
-    """Group the payloads by the size to which they may unpack."""
-    counts, _, size = kernel.tally(payloads)
-    if counts[FIRST_OF_BATCHES] == len(payloads) and size <= MAX_CALL_BYTES:
-        # The common case: batches without compression.
-        yield list(payloads)
-        return
-    units: list[Buffer] = []
-    left = MAX_CALL_BYTES
-    for payload in payloads:
-        worst = min(_max_unpacked_size(payload), max_decompressed_bytes)
-        if units and worst > left:
-            yield units
-            units, left = [], MAX_CALL_BYTES
-        units.append(payload)
-        left -= worst
-    if units:
-        yield units
-
-
-def _max_unpacked_size(payload: Buffer) -> int:
-    """Return the size to which a payload may unpack, regardless of its header."""
-    if peek_magic(payload) == 2 and len(payload) > BATCH_ATTRIBUTES_AT:
-        codec = payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK
-        if codec == 0:
-            return len(payload)
-        if codec == Codec.LZ4:
-            return len(payload) * _LZ4_EXPANSION
-    return MAX_CALL_BYTES
-
-
-def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
-    """Convert a payload to format 2 without zstd.
-
-    An older message set that cannot be converted is returned unchanged: the consumer supports its
-    format and reports the problem itself.
-    """
-    is_batch = peek_magic(payload) == 2
-    convert = zstd_to_gzip if is_batch else up_convert
-    try:
-        return convert(payload, max_decompressed_bytes=max_decompressed_bytes)
-    except RecordsError as failure:
-        return failure if is_batch or isinstance(failure, NoMemory) else bytes(payload)
 
 
 def _ignore(_: object) -> None:

@@ -17,18 +17,21 @@ from typing import Any, Protocol, TypeVar
 from gateway.partitions.stored_records import has_legacy_lz4
 from gateway.protocol.errors import KafkaError
 from records import HEADER_BYTES, Codec, kernel
-from records.batch import BATCH_ATTRIBUTES_AT
+from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
 from records.layout import (
     CODEC_MASK,
+    CRC,
     FIRST_OF_BATCHES,
     LENGTH,
     LOG_OVERHEAD,
     MAGIC_AT,
+    OFFSET,
     READABLE,
 )
+from records.lz4_header import KAFKA_HEADERS, LZ4_HEADER_BYTES
 from storage.log import Buffer, Entry, compiled
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
@@ -37,6 +40,10 @@ PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
 #: Compaction changes entries, and a compressed entry may even keep its size.
 CacheKey = bytes
 _KEY = Struct(">iqqIb")
+
+MAX_UINT64 = (1 << 64) - 1
+MIXER = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, as in Knuth's multiplicative hashing."""
 
 
 class RunningJob(Protocol):
@@ -227,6 +234,41 @@ def are_batches(payload: Buffer, count: int, *, with_zstd: bool) -> bool:
         at += size
         found += 1
     return at == len(payload) and found == count
+
+
+def run_mark(payloads: Sequence[Buffer], least: int) -> int | None:
+    """Return a hash of the offsets, sizes and checksums of the batches joined in the payloads.
+
+    None unless these are at least `least` whole batches of format 2, some in lz4 frames that the
+    kernel handles, and the others uncompressed.
+    """
+    mark = found = 0
+    has_lz4 = False
+    for payload in payloads:
+        at = 0
+        while at + HEADER_BYTES <= len(payload):
+            size = LOG_OVERHEAD + LENGTH.unpack_from(payload, at + LOG_OVERHEAD - LENGTH.size)[0]
+            if payload[at + MAGIC_AT] != 2 or not HEADER_BYTES <= size <= len(payload) - at:
+                break
+            codec = payload[at + BATCH_ATTRIBUTES_AT] & CODEC_MASK
+            if codec == Codec.LZ4:
+                header = bytes(payload[at + HEADER_BYTES : at + size][:LZ4_HEADER_BYTES])
+                if header not in KAFKA_HEADERS:
+                    break
+                has_lz4 = True
+            elif codec:
+                break
+            (offset,) = OFFSET.unpack_from(payload, at)
+            (checksum,) = CRC.unpack_from(payload, at + BATCH_CRC_AT)
+            for field in (offset, size << 32 | checksum):
+                mark = (mark ^ field) * MIXER & MAX_UINT64
+                # Otherwise the upper bits of a field would change only the upper bits of the mark.
+                mark ^= mark >> 32
+            at += size
+            found += 1
+        if at < len(payload):
+            return None
+    return mark if has_lz4 and found >= least else None
 
 
 #: The module whose functions are used: the compiled one, or this one.

@@ -7,27 +7,18 @@ converted for consumers of older formats, which skip offsets that have no record
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import takewhile
 from operator import add
 
 import msgspec
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch import entry_loops
-from gateway.fetch.conversion import (
-    V2_WITH_ZSTD,
-    V2_WITHOUT_ZSTD,
-    ConversionBudget,
-    SourcePartition,
-    is_readable,
-    is_zstd,
-)
+from gateway.fetch.conversion_calls import V2_WITH_ZSTD, V2_WITHOUT_ZSTD
 from gateway.fetch.entry_loops import PAYLOAD
+from gateway.fetch.fetch_conversions import FetchConversions
 from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
-from gateway.partitions.stored_records import cut, fix_lz4_checksums
+from gateway.partitions.stored_records import cut
 from gateway.protocol.caller import Caller
 from gateway.protocol.current_leader import current_leader
 from gateway.protocol.errors import ErrorCode, KafkaError, code_for_version
@@ -36,8 +27,7 @@ from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
 from gateway.security.acls import AclOperation
-from records import RecordsError, peek_magic
-from records.layout import MAGIC_AT
+from records import RecordsError
 from storage.log import Buffer, Entry, EntryRun
 
 #: Consumers of older versions may not support zstd (KIP-110).
@@ -86,8 +76,8 @@ class FetchReader:
         "_begun",
         "_begun_order",
         "_broker",
-        "_budget",
         "_caller",
+        "_conversions",
         "_error",
         "_magic",
         "_max_reply_bytes",
@@ -106,8 +96,8 @@ class FetchReader:
         #: Format of the consumer: 0, 1, or 2 with or without zstd.
         self._magic = _v2_variant(request.version) if magic is None else magic
         self._max_reply_bytes = 0
-        #: Conversion budget of this pass; None until the first conversion.
-        self._budget: ConversionBudget | None = None
+        #: Conversions of this pass; None until the first one.
+        self._conversions: FetchConversions | None = None
         self._aborted_transactions: tuple[()] | None = () if request.isolation_level == 1 else None
         #: What `read_at_once` has found when it returned None: rows, and their order; then entries
         #: of the next partition, None if they are not in memory, or its error.
@@ -141,6 +131,7 @@ class FetchReader:
         finally:
             self._broker.outgoing.release(self._max_reply_bytes)
         self._begun = self._begun_order = None
+        result.must_reply_now = self._conversions is not None and self._conversions.has_more
         if order is not partitions:
             result.rows = {cached: result.rows[cached] for cached in partitions}
         return result
@@ -150,7 +141,7 @@ class FetchReader:
         result = self._begin()
         begun, self._begun = self._begun, None
         if begun is None:
-            self._budget = None
+            self._conversions = None
         else:
             result.rows, result.size = begun.rows, begun.size
         try:
@@ -198,7 +189,7 @@ class FetchReader:
             )
             result.rows[cached] = fetched
             result.size += compiled.total(fetched.records)
-        if self._budget is not None and self._budget.left_us <= 0:
+        if self._conversions is not None and self._conversions.has_more:
             # The next fetch converts the rest, so reply now.
             result.must_reply_now = True
         if order is not partitions:
@@ -343,6 +334,12 @@ class FetchReader:
                 )
                 if ready:
                     return ready
+            if entries and self._magic < V2_WITHOUT_ZSTD:
+                ready = await self._needed_conversions().convert_long_run(
+                    cached, partition, entries, offset, limit, at_least_one=at_least_one
+                )
+                if ready:
+                    return ready
             records, offset = await self._select_records(
                 cached, partition, entries, offset, limit, at_least_one=at_least_one
             )
@@ -385,7 +382,7 @@ class FetchReader:
             return ready, [] if ready else entries
         self._count_read(len(run.payload), run.count)
         if self._magic < V2_WITHOUT_ZSTD:
-            found = self._convert_run(
+            found = self._needed_conversions().convert_run(
                 cached,
                 partition,
                 [run.payload],
@@ -422,7 +419,7 @@ class FetchReader:
             return records  # type: ignore[no-any-return]
         payloads: list[Buffer] = list(map(PAYLOAD, entries))
         self._count_read(compiled.total(payloads), len(entries))
-        return self._convert_run(
+        return self._needed_conversions().convert_run(
             cached,
             partition,
             payloads,
@@ -432,32 +429,10 @@ class FetchReader:
             at_least_one=at_least_one,
         )
 
-    def _convert_run(
-        self,
-        cached: CachedPartition,
-        partition: Partition,
-        payloads: list[Buffer],
-        batches: int,
-        offset: int,
-        limit: int,
-        *,
-        at_least_one: bool,
-    ) -> list[Buffer]:
-        """See `Converter.convert_run`. Returns a list without messages instead of None."""
-        if not partition.config.downconversion_enabled:
-            return []
-        if self._budget is None:
-            self._budget = ConversionBudget(self._caller.owner)
-        found = self._broker.converter.convert_run(
-            payloads, batches, self._magic, offset, limit, self._budget, at_least_one=at_least_one
-        )
-        if found is None:
-            return []
-        traffic, version, topic = self._caller.traffic, self._request.version, cached.key[0]
-        batches, records, size = found.counts
-        traffic.conversion_cpu_used(ApiKey.FETCH, version, topic, found.cpu_us)
-        traffic.converted(ApiKey.FETCH, version, topic, batches=batches, records=records, size=size)
-        return [found.messages]
+    def _needed_conversions(self) -> FetchConversions:
+        if self._conversions is None:
+            self._conversions = FetchConversions(self._caller, self._request.version, self._magic)
+        return self._conversions
 
     def _count_read(self, size: int, count: int) -> None:
         """Count what was read, which may be more than is returned."""
@@ -491,7 +466,7 @@ class FetchReader:
         records: list[Buffer] = []
         # Of the converted entries: their number, records and stored bytes.
         converted = [0, 0, 0]
-        payloads = await self._convert(cached, partition, entries)
+        payloads = await self._needed_conversions().convert(cached, partition, entries)
         position = 0
         while position < len(payloads):
             entry = entries[position]
@@ -539,51 +514,6 @@ class FetchReader:
             )
         return records, offset
 
-    async def _convert(
-        self, cached: CachedPartition, partition: Partition, entries: list[Entry]
-    ) -> Sequence[Buffer | KafkaError]:
-        """Return the entries in a format that the consumer can read.
-
-        An item is empty if it has no records for the consumer, and an error if it may not be
-        converted. The list is shorter than `entries` if the conversion budget is exhausted.
-        """
-        newest = self._magic
-        if newest in (V2_WITHOUT_ZSTD, V2_WITH_ZSTD) and all(
-            len(entry.payload) > MAGIC_AT
-            and entry.payload[MAGIC_AT] == 2
-            and (newest == V2_WITH_ZSTD or not is_zstd(entry.payload))
-            for entry in entries
-        ):
-            return list(map(PAYLOAD, entries))
-        source = SourcePartition(partition.topic, cached.topic_id, partition.index)
-        convertible = entries
-        if not partition.config.downconversion_enabled:
-            convertible = list(
-                takewhile(lambda entry: not _needs_down_conversion(entry.payload, newest), entries)
-            )
-        caller = self._caller
-        if self._budget is None:
-            self._budget = ConversionBudget(caller.owner)
-        spent = partial(
-            caller.conversion_cpu_used, ApiKey.FETCH, self._request.version, cached.key[0]
-        )
-        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
-            source, convertible, newest, spent, self._budget
-        )
-        if len(readable) == len(convertible) < len(entries):
-            readable = [
-                *readable,
-                *[_down_conversion_error(newest)] * (len(entries) - len(convertible)),
-            ]
-        if newest == 1:
-            # Converted entries have the right checksum.
-            legacy = entry_loops.loops.legacy_lz4(entries, readable)
-            if legacy:
-                readable = list(readable)
-                for number in legacy:
-                    readable[number] = _fix_lz4_checksum(entries[number].payload)
-        return readable
-
 
 def _counts_of(entry: Entry) -> tuple[int, int, int]:
     return 1, entry.last_offset - entry.base_offset + 1, len(entry.payload)
@@ -591,27 +521,6 @@ def _counts_of(entry: Entry) -> tuple[int, int, int]:
 
 def _v2_variant(version: int) -> int:
     return V2_WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else V2_WITHOUT_ZSTD
-
-
-def _needs_down_conversion(payload: Buffer, newest: int) -> bool:
-    return not is_readable(payload, newest) and peek_magic(payload) > min(newest, 1)
-
-
-def _down_conversion_error(newest: int) -> KafkaError:
-    """Return the error for topics with down-conversion disabled."""
-    return KafkaError(
-        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-        if newest == V2_WITHOUT_ZSTD
-        else ErrorCode.UNSUPPORTED_VERSION
-    )
-
-
-def _fix_lz4_checksum(payload: Buffer) -> Buffer | KafkaError:
-    """Replace the wrong lz4 frame checksum of format 0, which only consumers of format 0 expect."""
-    try:
-        return fix_lz4_checksums(payload)
-    except RecordsError as failure:
-        return KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure))
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:

@@ -41,7 +41,9 @@ class FetchSettings(BaseModel):
         ge=0,
         description=(
             "Size of the cache of converted compressed batches, so that several old consumers at "
-            "the end of the log cost one conversion. 64 batches of 1 MiB by default."
+            "the end of the log cost one conversion. 64 batches of 1 MiB by default. 16 or more "
+            "batches in lz4 of one fetch are kept as one result, which consumers share "
+            "that fetch from the same offset."
         ),
     )
     max_decompressed_bytes: int = Field(

@@ -133,11 +133,13 @@ def whole_batches(payload: bytes) -> None:
         ordinary = convert_single(content, magic, LIMIT)
         assert list(read_records(made)) == list(read_records(ordinary))
         assert made == ordinary or made[16:34] == ordinary[16:34]
-    run = kernel.down_run((content, content), 2, magic, 0, LIMIT, False, LIMIT)
+    run = kernel.down_run((content, content), 2, magic, 0, LIMIT, False, LIMIT, LIMIT)
     if run is not None:
         assert run[0] == made + made
     # Lengths that the checksums do not protect.
-    kernel.down_run((payload[1:],), payload[0] // 2 % 4, magic, len(payload), 100, True, LIMIT)
+    kernel.down_run(
+        (payload[1:],), payload[0] // 2 % 4, magic, len(payload), 100, True, LIMIT, LIMIT
+    )
 
 
 def repaired(payload: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""Runs of uncompressed batches converted in one kernel call: what the general path returns."""
+"""Runs of batches, uncompressed or in lz4, converted in one kernel call: what the general path
+returns.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,27 @@ from hypothesis import strategies as st
 from compat.message_sets import read_records
 from compat.message_sets.down_conversion import convert_single
 from records import _pure
-from tests.records.sample_records import LZ4, NONE, Sample, batch, message_set
+from records.kernel import find_lz4_functions
+from tests.records.sample_records import (
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Sample,
+    batch,
+    message_set,
+)
 from tests.records.strategies import contents, magics, prop, samples
 
 kernel = pytest.importorskip("records._kernel", reason="the kernel is not compiled")
 
 LIMIT = 1 << 20
+
+lz4 = find_lz4_functions()
+if lz4 is not None:
+    kernel.use_lz4(*lz4)
+needs_lz4 = pytest.mark.skipif(lz4 is None, reason="the lz4 library's functions are not visible")
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +50,17 @@ def converted(
     max_bytes=LIMIT,
     at_least_one=False,
     most_records=1000,
+    limit=0,
 ):
     count = len(payloads) if batches is None else batches
-    return kernel.down_run(payloads, count, magic, offset, max_bytes, at_least_one, most_records)
+    found = kernel.down_run(
+        payloads, count, magic, offset, max_bytes, at_least_one, most_records, limit
+    )
+    if found is None:
+        return None
+    messages, counts, is_short = found
+    assert not is_short
+    return messages, counts
 
 
 def by_general_path(
@@ -45,6 +70,9 @@ def by_general_path(
     selected, counts, left = b"", [0, 0, 0], max_bytes
     for one in batches:
         rest = convert_single(one, magic, LIMIT)
+        if one[22] & 7 == LZ4:
+            # It does not compress with the same parameters.
+            (rest,) = kernel.down_all([one], magic, LIMIT)
         start, end = _pure.cut(rest, offset, len(rest))
         rest = rest[start:end]
         does_fit = len(rest) <= left
@@ -97,6 +125,80 @@ def test_output_equals_general_path(
         max_bytes=max_bytes,
         at_least_one=at_least_one,
     ) == by_general_path(batches, magic, offset, max_bytes, at_least_one=at_least_one)
+
+
+@needs_lz4
+@prop
+@given(
+    st.lists(st.tuples(samples(max_size=5), st.sampled_from([NONE, LZ4])), min_size=1, max_size=4),
+    magics,
+    st.integers(0, 60),
+    st.integers(0, 3000) | st.just(LIMIT),
+    st.booleans(),
+    st.booleans(),
+)
+def test_output_with_lz4_equals_general_path(
+    found, magic, offset, max_bytes, at_least_one, is_joined
+):
+    batches, base = [], 0
+    for one, codec in found:
+        shift = base - one[0].offset
+        moved = [replace(sample, offset=sample.offset + shift) for sample in one]
+        batches.append(batch(moved, codec=codec))
+        base = moved[-1].offset + 1
+    assert converted(
+        [b"".join(batches)] if is_joined else batches,
+        len(batches),
+        magic=magic,
+        offset=offset,
+        max_bytes=max_bytes,
+        at_least_one=at_least_one,
+        limit=LIMIT,
+    ) == by_general_path(batches, magic, offset, max_bytes, at_least_one=at_least_one)
+
+
+@needs_lz4
+def test_run_ends_with_the_batch_with_which_16_mib_are_unpacked():
+    large = [
+        batch([Sample(n, 1000, None, bytes(6 << 20))], codec=LZ4, base_offset=n) for n in range(4)
+    ]
+    for batches, expected in ((large, (3, True)), (large[:2], (2, False))):
+        _, counts, is_short = kernel.down_run(
+            batches, len(batches), 1, 0, 1 << 30, False, 1000, 100 * LIMIT
+        )
+        assert (counts[0], is_short) == expected
+    assert converted(large, max_bytes=1 << 30, limit=LIMIT) is None
+
+
+@needs_lz4
+def test_run_with_lz4_may_need_more_room_than_its_limit():
+    """The room for the result is guessed from the stored sizes."""
+    batches = [
+        batch([Sample(n, 1000, None, b"text " * (200 << 10))], codec=LZ4, base_offset=n)
+        for n in range(3)
+    ]
+    for max_bytes in (1, LIMIT):
+        messages, _ = converted(batches, max_bytes=max_bytes, at_least_one=True, limit=100 * LIMIT)
+        found = [one.offset for one in read_records(messages)]
+        assert found == ([0] if max_bytes == 1 else [0, 1, 2])
+
+
+@needs_lz4
+def test_run_with_an_invalid_batch_in_lz4_is_left_to_the_general_path():
+    damaged = bytearray(batch(some(3), codec=LZ4))
+    damaged[-1] ^= 1
+    batches = [batch(some(0), codec=LZ4), bytes(damaged), batch(some(6), codec=LZ4)]
+    assert converted(batches, limit=LIMIT) is None
+    assert converted(batches[:1], limit=LIMIT) is not None
+
+
+def test_run_with_lz4_is_left_to_the_general_path_without_a_limit():
+    assert converted([batch(some(0), codec=LZ4)]) is None
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, ZSTD])
+def test_run_with_another_codec_is_left_to_the_general_path(codec):
+    assert converted([batch(some(0), codec=LZ4), batch(some(3), codec=codec)], limit=LIMIT) is None
 
 
 def some(base: int, count: int = 3) -> list[Sample]:
@@ -157,12 +259,10 @@ def test_run_with_another_unit_is_left_to_the_general_path(other, is_joined):
 
 
 @pytest.mark.parametrize("is_joined", [False, True], ids=["apart", "joined"])
-def test_run_ends_before_an_invalid_batch(is_joined):
+def test_run_with_an_invalid_batch_is_left_to_the_general_path(is_joined):
+    """Otherwise its consumer would get less than it waits for."""
     batches = [batch(some(0)), bytes(DAMAGED), batch(some(6))]
-    messages, counts = converted([b"".join(batches)] if is_joined else batches, 3)
-    assert [one.offset for one in read_records(messages)] == [0, 1, 2]
-    assert counts == (1, 3, len(batches[0]))
-    assert converted(batches[1:], 2) is None
+    assert converted([b"".join(batches)] if is_joined else batches, 3) is None
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 
-from gateway.fetch import conversion
+from gateway.fetch import conversion, conversion_calls, entry_loops
 from gateway.fetch.conversion import (
     ENTRY_OVERHEAD,
-    V2_WITH_ZSTD,
-    V2_WITHOUT_ZSTD,
     ConversionBudget,
     Converter,
     SourcePartition,
 )
+from gateway.fetch.conversion_calls import V2_WITH_ZSTD, V2_WITHOUT_ZSTD, RunKey
 from gateway.protocol.errors import ErrorCode
-from records import NoMemory, read_header, stamp_batch
+from records import NoMemory, kernel, read_header, stamp_batch
 from storage.log import Entry
 from tests.fakes.broker import Started, Threads, ended
 from tests.records import sample_records
@@ -280,8 +282,8 @@ def test_without_cache_every_fetch_converts(threads):
 
 def expensive(monkeypatch):
     """Each call exhausts the conversion budget of a fetch."""
-    monkeypatch.setattr(conversion, "FETCH_CPU_US", -1)
-    monkeypatch.setattr(conversion, "MAX_CALL_BYTES", 1)
+    monkeypatch.setattr(conversion_calls, "FETCH_CPU_US", -1)
+    monkeypatch.setattr(conversion_calls, "MAX_CALL_BYTES", 1)
 
 
 def entries_at(*offsets: int) -> list[Entry]:
@@ -328,22 +330,6 @@ def test_job_without_waiters_is_cancelled(one, threads):
     assert one.conversions == 0
     assert len(ended(one.convert(SOURCE, [stored()], 1))) == 1
     assert one.conversions == 1
-
-
-def test_large_units_are_converted_in_separate_calls():
-    compressed = [
-        bytes(sample_records.batch([Sample(0, TIME, None, b"v")], codec=codec))
-        for codec in (sample_records.GZIP, sample_records.ZSTD)
-    ]
-    small = [stored().payload] * 3
-    assert [
-        len(units) for units in conversion._split_into_calls([*small, *compressed, *small], 1 << 30)
-    ] == [
-        3,
-        1,
-        1,
-        3,
-    ]
 
 
 def short_converter(threads: Threads, cache_bytes: int = 1 << 20) -> Converter:
@@ -407,8 +393,146 @@ def test_short_conversion_gets_entries_of_a_running_job_from_it(threads, monkeyp
 
 def test_entry_is_converted_again_after_a_bug_in_a_short_conversion(threads, monkeypatch):
     one = short_converter(threads)
-    monkeypatch.setattr(conversion, "down_convert_all", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(conversion_calls, "down_convert_all", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         ended(one.convert(SOURCE, [stored()], 1))
     monkeypatch.undo()
     assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
+
+
+# Long runs
+
+
+@dataclass
+class LongRun:
+    """A run of batches in lz4 with three records each, and its consumers."""
+
+    one: Converter
+    payloads: list[bytes] = field(default_factory=lambda: [in_lz4(base) for base in (0, 9)])
+    budget: ConversionBudget = field(default_factory=ConversionBudget)
+    #: CPU times that the consumers were charged.
+    spent: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> RunKey:
+        mark = entry_loops.run_mark(self.payloads, 1)
+        assert mark is not None
+        return RunKey(b"t" * 16, 0, mark, 1, 1, 1 << 20, False)
+
+    def start(self) -> Started:
+        return Started(
+            self.one.convert_long_run(self.key, self.payloads, self.spent.append, self.budget)
+        )
+
+
+def in_lz4(base_offset: int) -> bytes:
+    samples = [Sample(base_offset + n, TIME, None, b"v" * 50) for n in range(3)]
+    return bytes(sample_records.batch(samples, codec=sample_records.LZ4))
+
+
+@pytest.fixture
+def run(one: Converter) -> LongRun:
+    if not kernel.HAS_LZ4:
+        pytest.skip("the kernel does not convert lz4")
+    return LongRun(one)
+
+
+@pytest.fixture
+def _slow_clock(monkeypatch):
+    """Each reading of a thread's CPU clock is 5 ms after the last one."""
+    readings = itertools.count(step=5_000_000)
+    monkeypatch.setattr(conversion_calls, "thread_time_ns", lambda: next(readings))
+
+
+def test_long_run_is_converted_in_another_thread_and_cached(run, threads):
+    found = run.start().result
+    assert [record[0] for record in read_with_kafka_python(found.messages)] == [0, 1, 2, 9, 10, 11]
+    assert found.counts == (2, 6, sum(map(len, run.payloads)))
+    assert run.start().result is run.one.cached_run(run.key) is found
+    assert (threads.calls, run.one.conversions) == (1, 2)
+    assert run.one.cached_bytes == len(found.messages) + ENTRY_OVERHEAD
+
+
+@pytest.mark.parametrize("name", RunKey._fields)
+def test_cached_run_is_for_the_same_batches_and_request(run, name):
+    run.start()
+    value = getattr(run.key, name)
+    other = b"u" * 16 if name == "topic_id" else not value if value is False else value + 1
+    assert run.one.cached_run(run.key._replace(**{name: other})) is None
+
+
+@pytest.mark.usefixtures("_slow_clock")
+def test_concurrent_consumers_share_one_long_run_and_the_first_is_charged(run, threads):
+    threads.hold()
+    consumers = [run.start() for _ in range(5)]
+    threads.release()
+    assert len({id(consumer.result) for consumer in consumers}) == 1
+    assert (threads.calls, run.one.conversions) == (1, 2)
+    assert len(run.spent) == 1
+    assert run.spent[0] >= 5000
+    assert run.budget.left_us == ConversionBudget().left_us - run.spent[0]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_cancelled_consumer_does_not_cancel_long_run_of_others(run, threads, who):
+    threads.hold()
+    consumers = [run.start() for _ in range(2)]
+    consumers[who].cancel()
+    threads.release()
+    assert consumers[1 - who].result.counts[0] == 2
+    assert consumers[who].failure is not None
+
+
+def test_long_run_without_waiters_is_cancelled(run, threads):
+    threads.hold()
+    consumers = [run.start() for _ in range(2)]
+    for consumer in consumers:
+        consumer.cancel()
+    again = run.start()
+    threads.release()
+    assert (threads.calls, run.one.conversions) == (2, 2)
+    assert again.result.counts[0] == 2
+
+
+def damaged(payload: bytes) -> bytes:
+    return payload[:-1] + bytes([payload[-1] ^ 1])
+
+
+@pytest.mark.usefixtures("_slow_clock")
+def test_long_run_with_unreadable_batch_is_tried_once_and_charged(run, threads):
+    run.payloads[1] = damaged(run.payloads[1])
+    for _ in range(2):
+        assert not run.start().result.messages
+    assert (threads.calls, run.one.conversions, run.one.cached_bytes) == (1, 0, ENTRY_OVERHEAD)
+    assert len(run.spent) == 1
+    assert run.spent[0] >= 5000
+
+
+@pytest.mark.usefixtures("_slow_clock")
+def test_long_run_without_memory_is_charged_and_not_cached(run, threads, monkeypatch):
+    def down_run(*_: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "down_run", down_run)
+        assert run.start().result is None
+    assert (run.one.cached_bytes, run.one.conversions, len(run.spent)) == (0, 0, 1)
+    assert run.start().result.counts[0] == 2
+    assert threads.calls == 2
+
+
+def test_long_run_is_not_begun_with_an_exhausted_budget(run, threads):
+    run.budget.left_us = 0
+    assert run.start().result is None
+    assert (threads.calls, run.spent) == (0, [])
+
+
+def test_long_runs_and_entries_are_evicted_from_one_cache(run, threads):
+    size = len(run.start().result.messages) + ENTRY_OVERHEAD
+    run.one = one = converter(threads, cache_bytes=size)
+    ended(one.convert(SOURCE, [stored()], 1))
+    run.start()
+    assert one.cached_bytes == size
+    ended(one.convert(SOURCE, [stored()], 1))
+    assert one.cached_run(run.key) is None
+    assert 0 < one.cached_bytes < size

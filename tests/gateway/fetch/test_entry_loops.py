@@ -6,6 +6,7 @@ import importlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import lz4.frame
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,16 @@ from gateway.fetch import entry_loops
 from gateway.protocol.errors import ErrorCode, KafkaError
 from records.layout import EMPTY, READABLE
 from storage.log import Entry
+from tests.records.sample_records import (
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Sample,
+    batch,
+    message_set,
+)
 
 TOPIC_ID = b"t" * 16
 
@@ -281,6 +292,72 @@ def test_compiled_function_returns_the_same_whole_batches(batches, before, spare
         assert implementation.whole_batches(
             entries, first - before, size + spare, with_zstd=with_zstd
         ) == (expected, size)
+
+
+def some(base, codec=LZ4):
+    return batch([Sample(base, 5, None, b"v" * base)], codec=codec)
+
+
+def test_mark_of_a_run_is_that_of_its_offsets_sizes_and_checksums():
+    one, other, larger = some(0), some(1), some(2)
+    changed = []
+    for at in (7, 20):
+        different = bytearray(one)
+        different[at] ^= 1
+        changed.append(different)
+    changed.append(bytearray(one + b"x"))
+    changed[-1][11] += 1
+    for load in BOTH:
+        mark = load().run_mark
+        assert mark([one, other], 1) == mark([one + other], 2)
+        runs = [[one], [other], [larger], [one, other], [other, one], *([each] for each in changed)]
+        marks = {mark(run, 1) for run in runs}
+        assert None not in marks
+        assert len(marks) == len(runs)
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_only_long_runs_with_lz4_have_a_mark(load):
+    mark = load().run_mark
+    run = [some(0, NONE), some(1), some(2, NONE)]
+    assert mark(run, 3) is not None
+    assert mark(run, 4) is None
+    assert mark([some(0, NONE)] * 3, 1) is None
+    others = [some(3, codec) for codec in (GZIP, SNAPPY, ZSTD)]
+    others += [some(3)[:-1], b"x", message_set(SAMPLE, magic=1)]
+    for other in others:
+        assert mark([*run, other], 1) is None
+        assert mark([b"".join([*run, other])], 1) is None
+
+
+@pytest.mark.parametrize("load", BOTH)
+@pytest.mark.parametrize("block_size", [0, 4, 5, 6, 7])
+@pytest.mark.parametrize("has_size", [False, True])
+def test_long_runs_have_the_lz4_frames_of_java_clients(load, block_size, has_size):
+    frame = lz4.frame.compress(
+        b"records", block_size=block_size, block_linked=False, store_size=has_size
+    )
+    for content, is_supported in ((frame, not has_size), (frame[:6], False)):
+        # `content` is not compressed here.
+        made = bytearray(batch([], count=1, content=content, attributes=LZ4))
+        assert (load().run_mark([made, batch(SAMPLE)], 1) is not None) == is_supported
+
+
+SAMPLE = [Sample(3, 5, None, b"v" * 100)]
+
+
+@given(
+    st.lists(
+        st.binary(max_size=200)
+        | st.tuples(st.integers(0, 9), st.integers(0, 4)).map(lambda one: some(*one)),
+        max_size=4,
+    ),
+    st.booleans(),
+    st.integers(0, 4),
+)
+def test_compiled_mark_of_a_run_is_that_of_the_reference(payloads, is_joined, least):
+    payloads = [b"".join(payloads)] if is_joined else payloads
+    assert compiled().run_mark(payloads, least) == entry_loops.run_mark(payloads, least)
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))

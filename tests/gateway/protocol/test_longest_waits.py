@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from auth.mechanism import AuthenticationBusy
 from auth.plain import PlainMechanism
 from gateway import workers
-from gateway.fetch import conversion
+from gateway.fetch import conversion, conversion_calls
 from gateway.partitions.stored_records import down_convert_all
 from gateway.workers import FairWorkers, TooManyWaiting
 from tests.fakes.broker import open_environment
@@ -71,8 +71,9 @@ class Simulation:
         self.attack: Callable[[], None] = lambda: None
         threads = self._threads = SimulatedThreads(self.clock)
         monkeypatch.setattr(workers, "WorkerPool", lambda *_: threads)
-        monkeypatch.setattr(conversion, "thread_time_ns", lambda: int(threads.cpu_seconds * 1e9))
-        monkeypatch.setattr(conversion, "down_convert_all", self._convert)
+        for module in (conversion, conversion_calls):
+            monkeypatch.setattr(module, "thread_time_ns", lambda: int(threads.cpu_seconds * 1e9))
+        monkeypatch.setattr(conversion_calls, "down_convert_all", self._convert)
         reactor: Any = self.clock
         conversions: Any = FairWorkers(reactor, THREADS, "convert")
         self._checks = FairWorkers(reactor, THREADS, "check", max_waiting=MAX_WAITING_CHECKS)

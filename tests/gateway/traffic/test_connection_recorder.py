@@ -13,7 +13,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
 from auth.mechanism import ANONYMOUS
-from gateway.fetch import conversion
+from gateway.fetch import conversion_calls
 from gateway.handlers.old import produce_message_sets
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest as FetchAsked
@@ -170,7 +170,7 @@ def test_conversion_on_append_is_counted_for_producer():
 def conversions_of_7_us(monkeypatch):
     """Use a manual clock that advances 7 us per conversion."""
     clock = count(0, 7_000)
-    for module in (conversion, produce_message_sets):
+    for module in (conversion_calls, produce_message_sets):
         monkeypatch.setattr(module, "thread_time_ns", lambda: next(clock))
 
 
