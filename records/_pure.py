@@ -280,8 +280,8 @@ def down_run(
     case; the number of batches that they are from, of the offsets of these batches, and of their
     bytes; and whether they end with the batch with which 16 MiB were unpacked. None if there are no
     such messages, the batches have more than `most_records` records, or one of them is invalid, a
-    control batch, empty, in another codec or in an lz4 frame that Kafka's clients do not write:
-    these are for the general conversion path. This implementation handles none.
+    control batch, empty, in another codec or in an lz4 frame that neither Java clients nor
+    librdkafka write: these are for the general conversion path. This implementation handles none.
     """
     return None
 

@@ -33,6 +33,7 @@ BATCH_CRC_FROM = 21
 """The CRC-32C of a batch covers everything from the attributes."""
 
 BATCH_ATTRIBUTES_AT = 22
+LAST_OFFSET_DELTA_AT = 23
 """Position of the attributes' low byte, which has all assigned bits."""
 
 NO_PRODUCER_ID = -1

@@ -31,6 +31,7 @@ cdef enum:
     LZ4_HEADER_BYTES = 7
     BATCH_CRC_AT = 17
     BATCH_ATTRIBUTES_AT = 22
+    LAST_OFFSET_DELTA_AT = 23
 
 # See entry_loops.MIXER.
 cdef uint64_t mixer = 0x9E3779B97F4A7C15ULL
@@ -244,10 +245,10 @@ cdef inline bint is_of_kafka(const uint8_t* header) noexcept nogil:
     )
 
 
-def run_mark(payloads, Py_ssize_t least):
+def run_mark(payloads, Py_ssize_t least, int64_t before):
     cdef Py_buffer view
     cdef const uint8_t* data
-    cdef int64_t left, size
+    cdef int64_t left, size, end = before
     cdef int codec
     cdef Py_ssize_t found = 0
     cdef bint has_lz4 = False
@@ -268,10 +269,14 @@ def run_mark(payloads, Py_ssize_t least):
                 break
             mark = mixed(mark, <uint64_t>get32(data) << 32 | get32(data + 4))
             mark = mixed(mark, <uint64_t>size << 32 | get32(data + BATCH_CRC_AT))
+            end = <int64_t>(
+                (<uint64_t>get32(data) << 32 | get32(data + 4))
+                + <uint64_t><int64_t><int32_t>get32(data + LAST_OFFSET_DELTA_AT) + 1
+            )
             data += size
             left -= size
             found += 1
         PyBuffer_Release(&view)
         if left:
             return None
-    return mark if has_lz4 and found >= least else None
+    return mark if has_lz4 and found >= least and end < before else None

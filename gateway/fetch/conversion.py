@@ -46,10 +46,11 @@ from storage.log import Buffer, Entry
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
-#: Batches of a run with lz4 that is converted in another thread and cached as a whole. Fewer are
-#: converted one by one, so that consumers at the end of the log, whose fetches begin at different
-#: offsets, share the results.
-LONG_RUN_BATCHES = 16
+#: A run with lz4 is converted in another thread and cached as a whole if it has as many batches,
+#: and ends as many offsets before the end of the log. Others are converted batch by batch, so that
+#: consumers at the end of the log, whose fetches begin at different offsets, share the results,
+#: and a fetch that waits for more records does not convert the first ones again.
+LONG_RUN_BATCHES, LONG_RUN_LAG = 16, 1
 
 
 class ConversionBudget:
@@ -278,10 +279,14 @@ class Converter:
             results: Mapping[RunKey, ConvertedRun] = await job
         finally:
             job.remove_waiter()
+        run = results.get(key)
         if is_own:
             budget.left_us -= job.cpu_us
+            if run is None or not run.messages:
+                # `convert` must convert at least one batch, or the consumer would not advance.
+                budget.left_us = max(budget.left_us, 1)
             on_cpu_spent(job.cpu_us)
-        return results.get(key)
+        return run
 
     def _look_up(
         self,

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from gateway.partitions.stored_records import has_legacy_lz4
 from gateway.protocol.errors import KafkaError
 from records import HEADER_BYTES, Codec, kernel
-from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT
+from records.batch import BATCH_ATTRIBUTES_AT, BATCH_CRC_AT, LAST_OFFSET_DELTA_AT
 from records.layout import (
     CODEC_MASK,
     CRC,
@@ -236,13 +236,14 @@ def are_batches(payload: Buffer, count: int, *, with_zstd: bool) -> bool:
     return at == len(payload) and found == count
 
 
-def run_mark(payloads: Sequence[Buffer], least: int) -> int | None:
+def run_mark(payloads: Sequence[Buffer], least: int, before: int) -> int | None:
     """Return a hash of the offsets, sizes and checksums of the batches joined in the payloads.
 
-    None unless these are at least `least` whole batches of format 2, some in lz4 frames that the
-    kernel handles, and the others uncompressed.
+    None unless these are at least `least` whole batches of format 2 that end before the offset
+    `before`, some in lz4 frames that the kernel handles, and the others uncompressed.
     """
     mark = found = 0
+    end = before
     has_lz4 = False
     for payload in payloads:
         at = 0
@@ -264,11 +265,13 @@ def run_mark(payloads: Sequence[Buffer], least: int) -> int | None:
                 mark = (mark ^ field) * MIXER & MAX_UINT64
                 # Otherwise the upper bits of a field would change only the upper bits of the mark.
                 mark ^= mark >> 32
+            (last_delta,) = LENGTH.unpack_from(payload, at + LAST_OFFSET_DELTA_AT)
+            end = offset + last_delta + 1
             at += size
             found += 1
         if at < len(payload):
             return None
-    return mark if has_lz4 and found >= least else None
+    return mark if has_lz4 and found >= least and end < before else None
 
 
 #: The module whose functions are used: the compiled one, or this one.

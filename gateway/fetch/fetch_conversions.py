@@ -9,6 +9,7 @@ from itertools import takewhile
 from gateway.fetch import entry_loops
 from gateway.fetch.conversion import (
     LONG_RUN_BATCHES,
+    LONG_RUN_LAG,
     ConversionBudget,
     SourcePartition,
     is_readable,
@@ -153,7 +154,11 @@ class FetchConversions:
         at_least_one: bool,
     ) -> RunKey | None:
         """Return the key of payloads that are a long run with batches in lz4."""
-        mark = entry_loops.loops.run_mark(payloads, LONG_RUN_BATCHES) if kernel.HAS_LZ4 else None
+        if not kernel.HAS_LZ4:
+            return None
+        mark = entry_loops.loops.run_mark(
+            payloads, LONG_RUN_BATCHES, partition.log.end_offset + 1 - LONG_RUN_LAG
+        )
         if mark is None:
             return None
         return RunKey(

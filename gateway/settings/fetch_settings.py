@@ -42,8 +42,8 @@ class FetchSettings(BaseModel):
         description=(
             "Size of the cache of converted compressed batches, so that several old consumers at "
             "the end of the log cost one conversion. 64 batches of 1 MiB by default. 16 or more "
-            "batches in lz4 of one fetch are kept as one result, which consumers share "
-            "that fetch from the same offset."
+            "batches, some of them in lz4, of a consumer that is behind are kept as one result for "
+            "consumers that fetch as much from the same offset."
         ),
     )
     max_decompressed_bytes: int = Field(

@@ -415,7 +415,7 @@ class LongRun:
 
     @property
     def key(self) -> RunKey:
-        mark = entry_loops.run_mark(self.payloads, 1)
+        mark = entry_loops.run_mark(self.payloads, 1, 1 << 62)
         assert mark is not None
         return RunKey(b"t" * 16, 0, mark, 1, 1, 1 << 20, False)
 
@@ -519,6 +519,15 @@ def test_long_run_without_memory_is_charged_and_not_cached(run, threads, monkeyp
     assert (run.one.cached_bytes, run.one.conversions, len(run.spent)) == (0, 0, 1)
     assert run.start().result.counts[0] == 2
     assert threads.calls == 2
+
+
+@pytest.mark.usefixtures("_slow_clock")
+def test_long_run_with_unreadable_batch_leaves_time_to_convert_a_batch(run):
+    run.payloads[1] = damaged(run.payloads[1])
+    run.budget.left_us = 1000
+    run.start()
+    assert run.spent[0] >= 5000
+    assert run.budget.left_us > 0
 
 
 def test_long_run_is_not_begun_with_an_exhausted_budget(run, threads):

@@ -41,8 +41,9 @@ OLD, OLDER = 3, 1
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """Two batches are a long run."""
+    """Two batches are a long run, also at the end of the log."""
     monkeypatch.setattr(fetch_conversions, "LONG_RUN_BATCHES", 2)
+    monkeypatch.setattr(fetch_conversions, "LONG_RUN_LAG", 0)
 
 
 @pytest.fixture(params=[True, False], ids=["joined", "separate"])
@@ -110,6 +111,26 @@ def test_consumers_at_the_log_end_share_batches_of_short_runs(env, monkeypatch):
     for offset in (0, 3, 4):
         assert offsets(fetch_one(env, OLD, offset), offset) == [*range(offset, 9)]
     assert env.broker.converter.conversions == 3
+
+
+def test_consumers_at_the_log_end_share_each_batch(env, monkeypatch):
+    """Whatever their offsets and the number of batches."""
+    monkeypatch.undo()
+    put(env, *(batched(base, 1) for base in range(20)))
+    for offset in (0, 1, 2):
+        assert offsets(fetch_one(env, OLD, offset), offset) == [*range(offset, 20)]
+    assert env.broker.converter.conversions == 20
+
+
+def test_fetch_that_waits_for_more_records_converts_each_batch_once(env, monkeypatch):
+    monkeypatch.undo()
+    put(env, *(batched(base, 1) for base in range(20)))
+    waiting = start_fetch(env, request(OLD, [from_offset(0)], min_bytes=LARGE, max_wait_ms=10_000))
+    put(env, *(batched(base, 1) for base in range(20, 40)))
+    env.clock.advance(10)
+    (row,) = rows(waiting.result).values()
+    assert offsets(row) == [*range(40)]
+    assert env.broker.converter.conversions == 40
 
 
 def test_lz4_frames_of_other_clients_take_one_call_for_each_fetch(env):
