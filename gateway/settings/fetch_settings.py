@@ -41,9 +41,9 @@ class FetchSettings(BaseModel):
         ge=0,
         description=(
             "Size of the cache of converted compressed batches, so that several old consumers at "
-            "the end of the log cost one conversion. 64 batches of 1 MiB by default. 16 or more "
-            "batches, some of them in lz4, of a consumer that is behind are kept as one result for "
-            "consumers that fetch as much from the same offset."
+            "the end of the log cost one conversion. 64 batches of 1 MiB by default. A fetch of 16 "
+            "or more batches, some in lz4, by a consumer that is behind is cached as one result; "
+            "others that fetch as much from the same offset use it."
         ),
     )
     max_decompressed_bytes: int = Field(
