@@ -170,7 +170,7 @@ cdef class PendingState:
 cdef class WriteQueue:
     cdef object _reactor, _write, _deadline, _on_finished
     cdef list _waiting
-    cdef bint _is_writing, _is_caller_left_out
+    cdef bint _is_writing
     cdef public Py_ssize_t _expected_operations
     cdef Py_ssize_t _burst_operations
     cdef int64_t _burst_bytes
@@ -190,12 +190,8 @@ cdef class WriteQueue:
         if not self._is_writing and len(self._waiting) >= self._expected_operations:
             self._write_next()
 
-    cpdef burst_written(self, Py_ssize_t operations, bint is_append=True):
-        cdef Py_ssize_t waiting = len(self._waiting)
-        self._is_caller_left_out = (
-            operations == 1 and not is_append and waiting and not self._is_caller_left_out
-        )
-        self._expected_operations = waiting + (0 if self._is_caller_left_out else operations)
+    cpdef burst_written(self, Py_ssize_t appends):
+        self._expected_operations = len(self._waiting) + appends
 
     cpdef outcomes_delivered(self):
         self._is_writing = False
@@ -450,6 +446,7 @@ cdef class FlusherBursts:
     # Of the burst that is written, or whose outcomes are to be delivered; and what is written.
     cdef list operations
     cdef Frames staged
+    cdef Py_ssize_t appends
     cdef bint has_puts, has_logged
 
     def __init__(
@@ -567,7 +564,7 @@ cdef class FlusherBursts:
             self.fill_ahead()
         journal.begin_write(self.flusher, staged.buffers, <int64_t>staged.at)
         self.operations, self.staged = operations, staged
-        self.has_puts = table_rows is not None
+        self.appends, self.has_puts = len(appends), table_rows is not None
         return True
 
     cdef _stage_table_rows(self, Frames staged, dict rows, bytes payload):
@@ -619,7 +616,7 @@ cdef class FlusherBursts:
     def _complete(self):
         cdef list operations = self.operations
         failure, self.operations, self.failure = self.failure, None, None
-        self.queue.burst_written(len(operations), not self.has_puts)
+        self.queue.burst_written(self.appends)
         try:
             if failure is not None or self.has_puts or not complete_appends(operations):
                 self.deliver([(one, None, failure) for one in operations])

@@ -33,11 +33,9 @@ class WriteQueue:
     """Passes bursts to `write`, one at a time; for the reactor thread only.
 
     After a burst, the next one waits up to `gathering_seconds` for as many operations as that burst
-    had plus those queued while it was written. Clients that write without pause are thus written
-    together; a single client that waits for each write is not delayed.
-
-    The caller of a single operation that is no append is not waited for, unless that was so with
-    the burst before: consumers commit from time to time, and only some of them without pause.
+    had appends plus those queued while it was written. Producers that write without pause are thus
+    written together; a single one that waits for each write is not delayed. The callers of other
+    operations are not waited for: consumers commit from time to time.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class WriteQueue:
         self._write = write
         self._waiting: deque[Operation] = deque()
         self._is_writing = False
-        self._is_caller_left_out = False
         self._expected_operations = 1
         self._deadline: DelayedCall | None = None
         self._on_finished: Callable[[], None] | None = None
@@ -61,18 +58,12 @@ class WriteQueue:
         if not self._is_writing and len(self._waiting) >= self._expected_operations:
             self._write_next()
 
-    def burst_written(self, operations: int, is_append: bool = True) -> None:
-        """The current burst of `operations` operations is written; its callers are not notified
-        yet.
+    def burst_written(self, appends: int) -> None:
+        """The current burst is written; its callers are not notified yet.
 
-        Each of them may write again, besides those already waiting. `is_append` says what a single
-        operation is.
+        The callers of its `appends` may append again, besides those already waiting.
         """
-        waiting = len(self._waiting)
-        self._is_caller_left_out = (
-            operations == 1 and not is_append and waiting > 0 and not self._is_caller_left_out
-        )
-        self._expected_operations = waiting + (0 if self._is_caller_left_out else operations)
+        self._expected_operations = len(self._waiting) + appends
 
     def outcomes_delivered(self) -> None:
         """All outcomes of the current burst have been delivered."""

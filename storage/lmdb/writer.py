@@ -258,7 +258,7 @@ class LmdbWriter:
         return _merge(operations, again, self._failed(APPENDING, failed.error))
 
     def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
-        self.queue.burst_written(len(outcomes), isinstance(outcomes[0][0], Append))
+        self.queue.burst_written(sum(isinstance(one, Append) for one, _, _ in outcomes))
         try:
             self._deliver(outcomes)
         finally:

@@ -62,9 +62,12 @@ class Bursts:
         for _ in range(count):
             self.queue.add(Task(lambda _: None, size=size))
 
-    def burst_written(self, again: int = 0, *, is_append: bool = True) -> None:
-        """Complete the current burst; `again` of its callers write again immediately."""
-        self.queue.burst_written(len(self.handed[-1]), is_append)
+    def burst_written(self, again: int = 0, *, appends: int | None = None) -> None:
+        """Complete the current burst; `again` of its callers write again immediately.
+
+        All its operations are appends, or `appends` of them.
+        """
+        self.queue.burst_written(len(self.handed[-1]) if appends is None else appends)
         self.add(again)
         self.queue.outcomes_delivered()
 
@@ -101,22 +104,24 @@ def test_write_queued_during_burst_waits_for_its_callers(bursts: Bursts) -> None
     assert bursts.sizes == [1, 4]
 
 
-def test_write_does_not_wait_for_the_caller_of_a_single_commit(bursts: Bursts) -> None:
-    for count in range(1, 4):
-        bursts.add(2)
-        bursts.burst_written(is_append=False)
-        assert bursts.sizes == [1] * 2 * count
-        bursts.burst_written(is_append=False)
+def test_write_does_not_wait_for_the_callers_of_commits(bursts: Bursts) -> None:
+    bursts.add(3)
+    bursts.burst_written(appends=0)
+    assert bursts.sizes == [1, 2]
+    bursts.burst_written(appends=0)
+    bursts.add(1)
+    assert bursts.sizes == [1, 2, 1]
 
 
-def test_two_callers_that_commit_without_pause_are_written_together(bursts: Bursts) -> None:
-    bursts.add(2)
-    bursts.burst_written(is_append=False)
+def test_write_waits_for_the_callers_of_appends_that_were_written_with_commits(
+    bursts: Bursts,
+) -> None:
+    bursts.add(4)
+    bursts.burst_written(appends=0)
+    bursts.burst_written(again=1, appends=2)
+    assert bursts.sizes == [1, 3]
     bursts.add(1)
-    bursts.burst_written(is_append=False)
-    assert bursts.sizes == [1, 1]
-    bursts.add(1)
-    assert bursts.sizes == [1, 1, 2]
+    assert bursts.sizes == [1, 3, 2]
 
 
 def test_burst_waits_for_size_of_previous_burst(bursts: Bursts) -> None:
