@@ -1,7 +1,7 @@
 # Down-conversion of many magic-2 batches in one call, without the GIL; included by _kernel.pyx.
 #
-# Only valid batches that are uncompressed or lz4 are handled here. All others are left to the
-# general conversion path, which reports errors; this code reports none, so no message here can
+# Only valid batches that are uncompressed, lz4 or snappy are handled here. All others are left to
+# the general conversion path, which reports errors; this code reports none, so no message here can
 # differ from the plain-Python implementation.
 
 ctypedef int (*Unpack)(const char *packed, char *into, int packed_bytes, int most) noexcept nogil
@@ -12,6 +12,8 @@ ctypedef int (*Pack)(
 cdef Unpack lz4_unpack = NULL
 cdef Pack lz4_pack = NULL
 cdef int lz4_state_bytes = 0
+# Bit N is set if batches in codec N are handled.
+cdef int handled_codecs = 0
 
 cdef enum:
     BATCH_OVERHEAD = 61
@@ -47,6 +49,8 @@ cdef struct Places:
     Room messages
     Room results
     void *pack_state
+    # `handled_codecs` at the start of the call: another thread may add one.
+    int codecs
 
 cdef struct Task:
     # `made` is the size of the result, -1 if the general conversion path has to handle it.
@@ -108,10 +112,13 @@ cdef void tidy(Places *on) noexcept nogil:
     empty(&on.results)
 
 cdef Desk taken_desk():
+    cdef Desk desk
     try:
-        return idle.pop()
+        desk = idle.pop()
     except IndexError:
-        return Desk()
+        desk = Desk()
+    desk.on.codecs = handled_codecs
+    return desk
 
 cdef give_back(Desk desk):
     tidy(&desk.on)
@@ -141,14 +148,14 @@ cdef Py_ssize_t convert_batch(
     cdef int64_t base_offset, last_delta, count
     cdef Py_ssize_t records = size - BATCH_OVERHEAD
     cdef const uint8_t *content = data + BATCH_OVERHEAD
-    cdef bint has_time, is_plain = False
+    cdef bint has_time, is_unpacked, is_plain = False
     cdef Room *into = &on.results
     cdef Summary found
     if records < 0 or data[MAGIC_AT] != 2 or <int32_t>get32(data + 8) != size - LOG_OVERHEAD:
         return -1
     attributes = data[BATCH_CRC_FROM + 1]
     codec = attributes & CODEC_MASK
-    if attributes & CONTROL_BIT or (codec and (codec != LZ4 or lz4_unpack == NULL)):
+    if attributes & CONTROL_BIT or not is_handled(codec, on.codecs):
         return -1
     base_offset = <int64_t>get64(data)
     last_delta = <int32_t>get32(data + 23)
@@ -158,7 +165,11 @@ cdef Py_ssize_t convert_batch(
     if kopgate_crc32c(data + BATCH_CRC_FROM, size - BATCH_CRC_FROM) != get32(data + BATCH_CRC_AT):
         return -1
     if codec:
-        if not unpack_lz4(content, records, limit, &on.records, &is_plain):
+        if codec == LZ4:
+            is_unpacked = unpack_lz4(content, records, limit, &on.records, &is_plain)
+        else:
+            is_unpacked = unpack_snappy(content, records, limit, &on.records)
+        if not is_unpacked:
             return -1
         content = on.records.bytes
         records = on.records.used
@@ -178,12 +189,15 @@ cdef Py_ssize_t convert_batch(
     # Content that the producer could not compress is not compressed here either, unless it has
     # grown much.
     is_plain = is_plain and found.written <= records + records // 8
-    return wrap_lz4(on, &found, magic, has_time, is_plain)
+    return wrap(on, &found, magic, codec, has_time, is_plain)
+
+cdef inline bint is_handled(int codec, int codecs) noexcept nogil:
+    return codec == 0 or (codecs >> codec & 1) != 0
 
 cdef struct Run:
-    # Messages from `offset` on, of at most `max_bytes`, and what they are from. A batch in lz4 may
-    # unpack to `limit` bytes. `is_full` is set if nothing more fits, `is_short` if the run ends at
-    # RUN_UNPACKS.
+    # Messages from `offset` on, of at most `max_bytes`, and what they are from. A compressed batch
+    # may unpack to `limit` bytes. `is_full` is set if nothing more fits, `is_short` if the run ends
+    # at RUN_UNPACKS.
     int magic
     int64_t offset
     int64_t max_bytes
@@ -197,27 +211,28 @@ cdef struct Run:
     int64_t stored
 
 cdef Py_ssize_t run_room(
-    const uint8_t *data, Py_ssize_t size, int magic, bint with_lz4, Py_ssize_t *batches,
+    const uint8_t *data, Py_ssize_t size, int magic, int codecs, Py_ssize_t *batches,
     int64_t *records
 ) noexcept nogil:
-    """Return the bytes that batches take as messages, if lz4 does not compress the messages less
-    than the records; -1 if there are others than uncompressed ones and, `with_lz4`, those in lz4.
+    """Return the bytes that batches take as messages, if a codec does not compress the messages
+    less than the records; -1 if there are others than uncompressed ones and those in `codecs`.
 
     Their numbers are subtracted from `batches` and `records`; -1 if these are too small.
     """
     cdef Py_ssize_t room = 0, whole
     cdef int64_t count
-    cdef int codec
+    cdef int attributes, codec
     while size >= BATCH_OVERHEAD and batches[0] > 0:
         whole = LOG_OVERHEAD + <Py_ssize_t><int32_t>get32(data + 8)
         if data[MAGIC_AT] != 2 or whole < BATCH_OVERHEAD or whole > size:
             return -1
-        codec = data[BATCH_ATTRIBUTES_AT] & (CODEC_MASK | CONTROL_BIT)
+        attributes = data[BATCH_ATTRIBUTES_AT]
+        codec = attributes & CODEC_MASK
         count = <int32_t>get32(data + BATCH_COUNT_AT)
         records[0] -= count
         if count <= 0 or records[0] < 0:
             return -1
-        if codec and (codec != LZ4 or not with_lz4):
+        if attributes & CONTROL_BIT or not is_handled(codec, codecs):
             return -1
         if not codec and count > (whole - BATCH_OVERHEAD) // SMALLEST_RECORD:
             return -1
@@ -321,43 +336,27 @@ cdef bint unpack_lz4(
             into.used += made
     return False
 
-cdef Py_ssize_t wrap_lz4(
-    Places *on, Summary *found, int magic, bint has_time, bint is_plain
+cdef size_t lz4_room(Py_ssize_t size) noexcept nogil:
+    """Bytes that `pack_lz4` may write for content of `size` bytes."""
+    return FRAME_HEADER + size + 4 * (size // FRAME_BLOCK + 2)
+
+cdef uint8_t *pack_lz4(
+    void *state, const uint8_t *data, Py_ssize_t left, int magic, bint is_plain, uint8_t *to
 ) noexcept nogil:
-    """Append the converted messages to the results as one lz4 wrapper; return its size or -1."""
-    cdef Py_ssize_t left = found.written, piece
-    cdef const uint8_t *data = on.messages.bytes
-    cdef uint8_t *message
-    cdef uint8_t *to
-    cdef uint8_t *frame
+    """Write content as a frame, with `is_plain` uncompressed, and return the end."""
+    cdef Py_ssize_t piece
     cdef int made
-    if on.pack_state == NULL:
-        on.pack_state = malloc(lz4_state_bytes)
-    if on.pack_state == NULL or not widen(
-        &on.results, TIMESTAMP_AT + 16 + FRAME_HEADER + left + 4 * (left // FRAME_BLOCK + 2)
-    ):
-        return -1
-    message = on.results.bytes + on.results.used
-    put64(message, <uint64_t>found.last_offset)
-    message[MAGIC_AT] = <uint8_t>magic
-    message[ATTRIBUTES_AT] = LZ4 | (APPEND_TIME_BIT if has_time and magic else 0)
-    to = message + TIMESTAMP_AT
-    if magic:
-        put64(to, <uint64_t>found.max_timestamp)
-        to += 8
-    put32(to, 0xFFFFFFFFU)
-    frame = to + 8
     # Consumers of magic 0 expect the historic header checksum: see lz4_header.py.
     memcpy(
-        frame,
+        to,
         b"\x04\x22\x4d\x18\x60\x40\x82" if magic else b"\x04\x22\x4d\x18\x60\x40\x1a",
         FRAME_HEADER,
     )
-    to = frame + FRAME_HEADER
+    to += FRAME_HEADER
     while left > 0:
         piece = min(left, FRAME_BLOCK)
         made = 0 if is_plain else lz4_pack(
-            on.pack_state, <const char *>data, <char *>to + 4, <int>piece, <int>piece - 1, 1
+            state, <const char *>data, <char *>to + 4, <int>piece, <int>piece - 1, 1
         )
         if made > 0:
             put32_little(to, made)
@@ -369,10 +368,40 @@ cdef Py_ssize_t wrap_lz4(
         data += piece
         left -= piece
     put32_little(to, 0)
-    to += 4
+    return to + 4
+
+cdef Py_ssize_t wrap(
+    Places *on, Summary *found, int magic, int codec, bint has_time, bint is_plain
+) noexcept nogil:
+    """Append the converted messages to the results as one wrapper; return its size or -1."""
+    cdef Py_ssize_t size = found.written
+    cdef const uint8_t *data = on.messages.bytes
+    cdef uint8_t *message
+    cdef uint8_t *content
+    cdef uint8_t *to
+    if on.pack_state == NULL:
+        on.pack_state = malloc(max(<size_t>lz4_state_bytes, LARGEST_TABLE * sizeof(uint16_t)))
+    if on.pack_state == NULL or not widen(
+        &on.results, TIMESTAMP_AT + 16 + (lz4_room(size) if codec == LZ4 else snappy_room(size))
+    ):
+        return -1
+    message = on.results.bytes + on.results.used
+    put64(message, <uint64_t>found.last_offset)
+    message[MAGIC_AT] = <uint8_t>magic
+    message[ATTRIBUTES_AT] = <uint8_t>(codec | (APPEND_TIME_BIT if has_time and magic else 0))
+    to = message + TIMESTAMP_AT
+    if magic:
+        put64(to, <uint64_t>found.max_timestamp)
+        to += 8
+    put32(to, 0xFFFFFFFFU)
+    content = to + 8
+    if codec == LZ4:
+        to = pack_lz4(on.pack_state, data, size, magic, is_plain, content)
+    else:
+        to = pack_snappy(on.pack_state, data, size, content)
     if to - message > INT32_MAX:
         return -1
-    put32(frame - 4, <uint32_t>(to - frame))
+    put32(content - 4, <uint32_t>(to - content))
     put32(message + 8, <uint32_t>(to - message - LOG_OVERHEAD))
     put32(message + CRC_AT, kopgate_crc32(message + CRC_FROM, to - message - CRC_FROM))
     return to - message

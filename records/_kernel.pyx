@@ -10,7 +10,7 @@ added to a position first) before it is used.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+    INT32_MAX, INT64_MAX, int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 )
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
@@ -19,7 +19,7 @@ from records.errors import Fault, error_of
 from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 6
+INTERFACE = 7
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -109,6 +109,7 @@ cdef enum:
     SMALLEST_V0 = 14
     SMALLEST_V1 = 22
     CODEC_MASK = 7
+    SNAPPY = 2
     LZ4 = 3
     ZSTD = 4
     APPEND_TIME_BIT = 8
@@ -145,6 +146,7 @@ if [one.value for one in Fault] != [
 include "_messages.pxi"
 include "_batches.pxi"
 include "_jobs.pxi"
+include "_snappy.pxi"
 
 cdef object converted(int fault, PyObject *content, Summary *found):
     """Return the result of a conversion or raise its error. Takes ownership of `content`."""
@@ -320,6 +322,27 @@ def use_lz4(unpack: int, pack: int, state_bytes: int):
     lz4_state_bytes = state_bytes
     lz4_pack = <Pack><uintptr_t>pack
     lz4_unpack = <Unpack><uintptr_t>unpack
+    handle(LZ4, lz4_unpack != NULL)
+
+
+def use_snappy(length: int, unpack: int, pack: int, block_bytes: int):
+    """Set the addresses of GetUncompressedLength, RawUncompress and CompressFragment, and
+    MaxCompressedLength for XERIAL_BLOCK bytes.
+
+    Without this call `down_all` and `down_run` do not handle snappy.
+    """
+    global snappy_length, snappy_unpack, snappy_pack, snappy_block_bytes
+    snappy_block_bytes = block_bytes
+    snappy_pack = <SnappyPack><uintptr_t>pack
+    snappy_unpack = <SnappyUnpack><uintptr_t>unpack
+    snappy_length = <SnappyLength><uintptr_t>length
+    handle(SNAPPY, snappy_length != NULL)
+
+
+cdef void handle(int codec, bint is_available):
+    global handled_codecs
+    handled_codecs &= ~(1 << codec)
+    handled_codecs |= is_available << codec
 
 
 def down_all(payloads, int magic, int64_t limit):
@@ -377,7 +400,7 @@ def down_run(
             held += 1
             size = run_room(
                 <const uint8_t *>views[held - 1].buf, views[held - 1].len, magic,
-                limit > 0 and lz4_unpack != NULL, &batches, &most_records,
+                handled_codecs if limit > 0 else 0, &batches, &most_records,
             )
             if size < 0:
                 return None

@@ -255,8 +255,8 @@ def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes |
     """Convert stored units to message sets of format `magic` in one call; None for units not
     handled.
 
-    The kernel handles valid magic-2 batches that are uncompressed or lz4; this implementation
-    handles none.
+    The kernel handles valid magic-2 batches that are uncompressed, lz4 or, after `use_snappy`,
+    snappy; this implementation handles none.
     """
     return [None] * len(payloads)
 
@@ -273,8 +273,8 @@ def down_run(
 ) -> tuple[bytes, tuple[int, int, int], bool] | None:
     """Convert `batches` batches to messages of format 0 or 1 from `offset` on.
 
-    Each payload is one or more whole batches, uncompressed or in lz4. Each of those in lz4 may
-    unpack to `limit` bytes; none is handled if that is 0.
+    Each payload is one or more whole batches, uncompressed or in a codec that `down_all` handles.
+    Each compressed one may unpack to `limit` bytes; none is handled if that is 0.
 
     Returns the whole messages that fit in `max_bytes`, with `at_least_one` the first one in any
     case; the number of batches that they are from, of the offsets of these batches, and of their

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from lz4 import block
 
 from records import _pure
+from records.layout import Codec
+from records.snappy_library import find_snappy_functions
 
 KERNEL = "python"
 """The selected implementation: "cython" or "python"."""
@@ -18,10 +20,10 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why the compiled kernel is not used; empty if it is. Logged once by the server."""
 
-HAS_LZ4 = False
-"""Whether the kernel converts batches in lz4."""
+PACKED_CODECS = 0
+"""Bit N is set if the kernel converts batches compressed in codec N."""
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally
@@ -81,7 +83,7 @@ else:
             lz4 = find_lz4_functions()
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
-                HAS_LZ4 = True
+                PACKED_CODECS |= 1 << Codec.LZ4
             tally = _kernel.tally
             conversions = _kernel.conversions
             scan = _kernel.scan
@@ -93,3 +95,21 @@ else:
             down_all = _kernel.down_all
             down_run = _kernel.down_run
             up_messages = _kernel.up_messages
+
+_has_searched_snappy = False
+
+
+def use_snappy() -> None:
+    """Let the kernel convert snappy from now on, if a library with its functions is found.
+
+    The library is large, so it is not loaded at import but with the first batch in snappy that is
+    converted, in the thread that converts it. That batch is still converted by `codecs.py`.
+    """
+    global PACKED_CODECS, _has_searched_snappy
+    if _has_searched_snappy or KERNEL != "cython":
+        return
+    _has_searched_snappy = True
+    functions = find_snappy_functions()
+    if functions is not None:
+        _kernel.use_snappy(*functions)
+        PACKED_CODECS |= 1 << Codec.SNAPPY

@@ -74,6 +74,8 @@ def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
     if batch.is_control or not batch.count:
         return b""
     codec = batch.codec
+    if codec is Codec.SNAPPY:
+        kernel.use_snappy()
     is_relative = bool(codec) and magic == 1
     messages = kernel.down_batch(
         read_content(payload, batch, limit),

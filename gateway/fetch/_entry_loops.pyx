@@ -16,7 +16,7 @@ cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
 
 #: Version of the functions' signatures; `entry_loops.py` expects the same number.
-INTERFACE = 5
+INTERFACE = 6
 
 cdef enum:
     KEY_FIELDS = 25
@@ -245,13 +245,13 @@ cdef inline bint is_of_kafka(const uint8_t* header) noexcept nogil:
     )
 
 
-def run_mark(payloads, Py_ssize_t least, int64_t before):
+def run_mark(payloads, Py_ssize_t least, int64_t before, int codecs):
     cdef Py_buffer view
     cdef const uint8_t* data
     cdef int64_t left, size, end = before
     cdef int codec
     cdef Py_ssize_t found = 0
-    cdef bint has_lz4 = False
+    cdef bint is_packed = False
     cdef uint64_t mark = 0
     for payload in payloads:
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
@@ -261,12 +261,14 @@ def run_mark(payloads, Py_ssize_t least, int64_t before):
             codec = data[BATCH_ATTRIBUTES_AT] & CODEC_MASK
             if data[MAGIC_AT] != 2 or size < HEADER_BYTES or size > left:
                 break
-            if codec == LZ4:
-                if size < HEADER_BYTES + LZ4_HEADER_BYTES or not is_of_kafka(data + HEADER_BYTES):
+            if codec:
+                if not codecs >> codec & 1:
                     break
-                has_lz4 = True
-            elif codec:
-                break
+                if codec == LZ4 and (
+                    size < HEADER_BYTES + LZ4_HEADER_BYTES or not is_of_kafka(data + HEADER_BYTES)
+                ):
+                    break
+                is_packed = True
             mark = mixed(mark, <uint64_t>get32(data) << 32 | get32(data + 4))
             mark = mixed(mark, <uint64_t>size << 32 | get32(data + BATCH_CRC_AT))
             end = <int64_t>(
@@ -279,4 +281,4 @@ def run_mark(payloads, Py_ssize_t least, int64_t before):
         PyBuffer_Release(&view)
         if left:
             return None
-    return mark if has_lz4 and found >= least and end < before else None
+    return mark if is_packed and found >= least and end < before else None

@@ -46,10 +46,10 @@ from storage.log import Buffer, Entry
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
-#: A run with lz4 is converted in another thread and cached as a whole if it has as many batches,
-#: and ends as many offsets before the end of the log. Others are converted batch by batch, so that
-#: consumers at the end of the log, whose fetches begin at different offsets, share the results,
-#: and a fetch that waits for more records does not convert the first ones again.
+#: A run with lz4 or snappy is converted in another thread and cached as a whole if it has as many
+#: batches, and ends as many offsets before the end of the log. Others are converted batch by batch,
+#: so that consumers at the end of the log, whose fetches begin at different offsets, share the
+#: results, and a fetch that waits for more records does not convert the first ones again.
 LONG_RUN_BATCHES, LONG_RUN_LAG = 16, 1
 
 
@@ -210,8 +210,8 @@ class Converter:
         or if a batch is compressed, invalid or anything else that `convert` has to handle.
 
         The result is not cached: to find the entries in the cache takes as long as this. A batch
-        that takes several fetches is for `convert`, which converts it once. For batches in lz4 see
-        `convert_long_run`.
+        that takes several fetches is for `convert`, which converts it once. For batches in lz4 and
+        snappy see `convert_long_run`.
         """
         size = sum(map(len, payloads))
         if not self._converts_at_once or not 0 < size <= budget.at_once_bytes:
@@ -249,7 +249,7 @@ class Converter:
         on_cpu_spent: Callable[[int], None],
         budget: ConversionBudget,
     ) -> ConvertedRun | None:
-        """As `convert_run`, for payloads that are a batch each, some of them in lz4.
+        """As `convert_run`, for payloads that are a batch each, some of them in lz4 or snappy.
 
         They are converted in another thread in one call, and the result is cached as a whole: in
         the reactor's thread, a key, an entry and an object for each batch take half as long as the

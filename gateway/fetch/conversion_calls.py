@@ -14,6 +14,7 @@ from gateway.partitions.stored_records import down_convert_all, up_convert
 from gateway.protocol.errors import clear_frames
 from records import Codec, NoMemory, RecordsError, kernel, peek_magic, zstd_to_gzip
 from records.batch import BATCH_ATTRIBUTES_AT
+from records.codecs import MAX_SNAPPY_EXPANSION
 from records.layout import CODEC_MASK, FIRST_OF_BATCHES
 from storage.log import Buffer
 
@@ -32,8 +33,8 @@ MAX_RUN_RECORDS = 1 << 20
 #: Consumer formats beyond 0 and 1: format 2 without zstd, and format 2 with any codec.
 V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 
-#: Maximum expansion of lz4: bytes unpacked per compressed byte.
-_LZ4_EXPANSION = 255
+#: Maximum expansion by codec: bytes unpacked per compressed byte.
+_EXPANSION: dict[int, int] = {Codec.NONE: 1, Codec.LZ4: 255, Codec.SNAPPY: MAX_SNAPPY_EXPANSION}
 
 
 class RunKey(NamedTuple):
@@ -154,11 +155,9 @@ def _split_into_calls(
 def _max_unpacked_size(payload: Buffer) -> int:
     """Return the size to which a payload may unpack, regardless of its header."""
     if peek_magic(payload) == 2 and len(payload) > BATCH_ATTRIBUTES_AT:
-        codec = payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK
-        if codec == 0:
-            return len(payload)
-        if codec == Codec.LZ4:
-            return len(payload) * _LZ4_EXPANSION
+        expansion = _EXPANSION.get(payload[BATCH_ATTRIBUTES_AT] & CODEC_MASK)
+        if expansion is not None:
+            return len(payload) * expansion
     return MAX_CALL_BYTES
 
 

@@ -31,7 +31,7 @@ from records.layout import (
 from records.lz4_header import KAFKA_HEADERS, LZ4_HEADER_BYTES
 from storage.log import Buffer, Entry, compiled
 
-_INTERFACE = 5
+_INTERFACE = 6
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
@@ -236,15 +236,16 @@ def are_batches(payload: Buffer, count: int, *, with_zstd: bool) -> bool:
     return at == len(payload) and found == count
 
 
-def run_mark(payloads: Sequence[Buffer], least: int, before: int) -> int | None:
+def run_mark(payloads: Sequence[Buffer], least: int, before: int, codecs: int) -> int | None:
     """Return a hash of the offsets, sizes and checksums of the batches joined in the payloads.
 
     None unless these are at least `least` whole batches of format 2 that end before the offset
-    `before`, some in lz4 frames that the kernel handles, and the others uncompressed.
+    `before`, some in `codecs` (see `kernel.PACKED_CODECS`), and the others uncompressed. lz4 frames
+    must be among those that the kernel handles.
     """
     mark = found = 0
     end = before
-    has_lz4 = False
+    is_packed = False
     for payload in payloads:
         at = 0
         while at + HEADER_BYTES <= len(payload):
@@ -252,13 +253,13 @@ def run_mark(payloads: Sequence[Buffer], least: int, before: int) -> int | None:
             if payload[at + MAGIC_AT] != 2 or not HEADER_BYTES <= size <= len(payload) - at:
                 break
             codec = payload[at + BATCH_ATTRIBUTES_AT] & CODEC_MASK
-            if codec == Codec.LZ4:
-                header = bytes(payload[at + HEADER_BYTES : at + size][:LZ4_HEADER_BYTES])
-                if header not in KAFKA_HEADERS:
+            if codec:
+                if not codecs >> codec & 1:
                     break
-                has_lz4 = True
-            elif codec:
-                break
+                header = bytes(payload[at + HEADER_BYTES : at + size][:LZ4_HEADER_BYTES])
+                if codec == Codec.LZ4 and header not in KAFKA_HEADERS:
+                    break
+                is_packed = True
             (offset,) = OFFSET.unpack_from(payload, at)
             (checksum,) = CRC.unpack_from(payload, at + BATCH_CRC_AT)
             for field in (offset, size << 32 | checksum):
@@ -271,7 +272,7 @@ def run_mark(payloads: Sequence[Buffer], least: int, before: int) -> int | None:
             found += 1
         if at < len(payload):
             return None
-    return mark if has_lz4 and found >= least and end < before else None
+    return mark if is_packed and found >= least and end < before else None
 
 
 #: The module whose functions are used: the compiled one, or this one.

@@ -153,11 +153,14 @@ class FetchConversions:
         *,
         at_least_one: bool,
     ) -> RunKey | None:
-        """Return the key of payloads that are a long run with batches in lz4."""
-        if not kernel.HAS_LZ4:
+        """Return the key of payloads that are a long run with batches that the kernel unpacks."""
+        if not kernel.PACKED_CODECS:
             return None
         mark = entry_loops.loops.run_mark(
-            payloads, LONG_RUN_BATCHES, partition.log.end_offset + 1 - LONG_RUN_LAG
+            payloads,
+            LONG_RUN_BATCHES,
+            partition.log.end_offset + 1 - LONG_RUN_LAG,
+            kernel.PACKED_CODECS,
         )
         if mark is None:
             return None

@@ -42,8 +42,8 @@ class FetchSettings(BaseModel):
         description=(
             "Size of the cache of converted compressed batches, so that several old consumers at "
             "the end of the log cost one conversion. 64 batches of 1 MiB by default. A fetch of 16 "
-            "or more batches, some in lz4, by a consumer that is behind is cached as one result; "
-            "others that fetch as much from the same offset use it."
+            "or more batches, some in lz4 or snappy, by a consumer that is behind is cached as one "
+            "result; others that fetch as much from the same offset use it."
         ),
     )
     max_decompressed_bytes: int = Field(

@@ -120,7 +120,9 @@ def _seeds() -> list[bytes]:
     """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
     batch.
     """
-    from tests.records.sample_records import Sample, batch, message_set, wrapper
+    import cramjam
+
+    from tests.records.sample_records import SNAPPY, Sample, batch, message_set, wrapper
 
     found = [
         Sample(
@@ -139,6 +141,8 @@ def _seeds() -> list[bytes]:
         message_set(found, magic=1),
     ]
     sets += [batch(found, codec=codec) for codec in (1, 2, 3, 4)]
+    block = bytes(cramjam.snappy.compress_raw(sets[0]))
+    sets.append(batch(found[:3], content=block, attributes=SNAPPY))
     sets += [wrapper(found, codec, magic=magic) for codec in (1, 2, 3) for magic in (0, 1)]
     sets.append(message_set(found, magic=1) + wrapper(found, 1, magic=1))
     return [b"\0" + content for content in sets]

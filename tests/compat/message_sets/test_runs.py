@@ -1,5 +1,5 @@
-"""Runs of batches, uncompressed or in lz4, converted in one kernel call: what the general path
-returns.
+"""Runs of batches, uncompressed or in lz4 or snappy, converted in one kernel call: what the general
+path returns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from compat.message_sets import read_records
 from compat.message_sets.down_conversion import convert_single
 from records import _pure
 from records.kernel import find_lz4_functions
+from records.snappy_library import find_snappy_functions
 from tests.records.sample_records import (
     GZIP,
     LZ4,
@@ -33,7 +34,10 @@ LIMIT = 1 << 20
 lz4 = find_lz4_functions()
 if lz4 is not None:
     kernel.use_lz4(*lz4)
-needs_lz4 = pytest.mark.skipif(lz4 is None, reason="the lz4 library's functions are not visible")
+snappy = find_snappy_functions()
+if snappy is not None:
+    kernel.use_snappy(*snappy)
+HANDLED = [NONE, *[LZ4] * (lz4 is not None), *[SNAPPY] * (snappy is not None)]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,7 @@ def by_general_path(
     selected, counts, left = b"", [0, 0, 0], max_bytes
     for one in batches:
         rest = convert_single(one, magic, LIMIT)
-        if one[22] & 7 == LZ4:
+        if one[22] & 7 in (LZ4, SNAPPY):
             # It does not compress with the same parameters.
             (rest,) = kernel.down_all([one], magic, LIMIT)
         start, end = _pure.cut(rest, offset, len(rest))
@@ -127,17 +131,16 @@ def test_output_equals_general_path(
     ) == by_general_path(batches, magic, offset, max_bytes, at_least_one=at_least_one)
 
 
-@needs_lz4
 @prop
 @given(
-    st.lists(st.tuples(samples(max_size=5), st.sampled_from([NONE, LZ4])), min_size=1, max_size=4),
+    st.lists(st.tuples(samples(max_size=5), st.sampled_from(HANDLED)), min_size=1, max_size=4),
     magics,
     st.integers(0, 60),
     st.integers(0, 3000) | st.just(LIMIT),
     st.booleans(),
     st.booleans(),
 )
-def test_output_with_lz4_equals_general_path(
+def test_output_with_codecs_equals_general_path(
     found, magic, offset, max_bytes, at_least_one, is_joined
 ):
     batches, base = [], 0
@@ -157,10 +160,10 @@ def test_output_with_lz4_equals_general_path(
     ) == by_general_path(batches, magic, offset, max_bytes, at_least_one=at_least_one)
 
 
-@needs_lz4
-def test_run_ends_with_the_batch_with_which_16_mib_are_unpacked():
+@pytest.mark.parametrize("codec", HANDLED[1:])
+def test_run_ends_with_the_batch_with_which_16_mib_are_unpacked(codec):
     large = [
-        batch([Sample(n, 1000, None, bytes(6 << 20))], codec=LZ4, base_offset=n) for n in range(4)
+        batch([Sample(n, 1000, None, bytes(6 << 20))], codec=codec, base_offset=n) for n in range(4)
     ]
     for batches, expected in ((large, (3, True)), (large[:2], (2, False))):
         _, counts, is_short = kernel.down_run(
@@ -170,11 +173,11 @@ def test_run_ends_with_the_batch_with_which_16_mib_are_unpacked():
     assert converted(large, max_bytes=1 << 30, limit=LIMIT) is None
 
 
-@needs_lz4
-def test_run_with_lz4_may_need_more_room_than_its_limit():
+@pytest.mark.parametrize("codec", HANDLED[1:])
+def test_compressed_run_may_need_more_room_than_its_limit(codec):
     """The room for the result is guessed from the stored sizes."""
     batches = [
-        batch([Sample(n, 1000, None, b"text " * (200 << 10))], codec=LZ4, base_offset=n)
+        batch([Sample(n, 1000, None, b"text " * (200 << 10))], codec=codec, base_offset=n)
         for n in range(3)
     ]
     for max_bytes in (1, LIMIT):
@@ -183,20 +186,21 @@ def test_run_with_lz4_may_need_more_room_than_its_limit():
         assert found == ([0] if max_bytes == 1 else [0, 1, 2])
 
 
-@needs_lz4
-def test_run_with_an_invalid_batch_in_lz4_is_left_to_the_general_path():
-    damaged = bytearray(batch(some(3), codec=LZ4))
+@pytest.mark.parametrize("codec", HANDLED[1:])
+def test_run_with_an_invalid_compressed_batch_is_left_to_the_general_path(codec):
+    damaged = bytearray(batch(some(3), codec=codec))
     damaged[-1] ^= 1
-    batches = [batch(some(0), codec=LZ4), bytes(damaged), batch(some(6), codec=LZ4)]
+    batches = [batch(some(0), codec=codec), bytes(damaged), batch(some(6), codec=LZ4)]
     assert converted(batches, limit=LIMIT) is None
     assert converted(batches[:1], limit=LIMIT) is not None
 
 
-def test_run_with_lz4_is_left_to_the_general_path_without_a_limit():
-    assert converted([batch(some(0), codec=LZ4)]) is None
+@pytest.mark.parametrize("codec", HANDLED[1:])
+def test_compressed_run_is_left_to_the_general_path_without_a_limit(codec):
+    assert converted([batch(some(0), codec=codec)]) is None
 
 
-@pytest.mark.parametrize("codec", [GZIP, SNAPPY, ZSTD])
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
 def test_run_with_another_codec_is_left_to_the_general_path(codec):
     assert converted([batch(some(0), codec=LZ4), batch(some(3), codec=codec)], limit=LIMIT) is None
 

@@ -21,7 +21,6 @@ from tests.records.sample_records import (
     LZ4,
     LZ4_HISTORIC,
     NONE,
-    SNAPPY,
     ZSTD,
     Sample,
     batch,
@@ -163,7 +162,7 @@ def test_frames_unlike_kafka_clients_use_general_path(name):
     ]
 
 
-@pytest.mark.parametrize("codec", [GZIP, SNAPPY, ZSTD])
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
 def test_other_codecs_use_general_path(codec):
     assert made(batch(some(3, 10), codec=codec)) is None
 

@@ -415,7 +415,7 @@ class LongRun:
 
     @property
     def key(self) -> RunKey:
-        mark = entry_loops.run_mark(self.payloads, 1, 1 << 62)
+        mark = entry_loops.run_mark(self.payloads, 1, 1 << 62, kernel.PACKED_CODECS)
         assert mark is not None
         return RunKey(b"t" * 16, 0, mark, 1, 1, 1 << 20, False)
 
@@ -432,7 +432,7 @@ def in_lz4(base_offset: int) -> bytes:
 
 @pytest.fixture
 def run(one: Converter) -> LongRun:
-    if not kernel.HAS_LZ4:
+    if not kernel.PACKED_CODECS >> sample_records.LZ4 & 1:
         pytest.skip("the kernel does not convert lz4")
     return LongRun(one)
 

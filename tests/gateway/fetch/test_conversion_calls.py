@@ -70,13 +70,17 @@ def one_by_one(payloads: list[bytes], of: RunKey) -> tuple[bytes, tuple[int, int
     return selected, tuple(counts)  # type: ignore[return-value]
 
 
-needs_lz4 = pytest.mark.skipif(not kernel.HAS_LZ4, reason="the kernel does not convert lz4")
+kernel.use_snappy()
+HANDLED = [codec for codec in (LZ4, SNAPPY) if kernel.PACKED_CODECS >> codec & 1]
+needs_lz4 = pytest.mark.skipif(LZ4 not in HANDLED, reason="the kernel does not convert lz4")
 
 
 @needs_lz4
 @prop
 @given(
-    st.lists(st.tuples(samples(max_size=5), st.sampled_from([NONE, LZ4])), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(samples(max_size=5), st.sampled_from([NONE, *HANDLED])), min_size=1, max_size=5
+    ),
     magics,
     st.integers(0, 60),
     st.integers(-1, 3000) | st.just(LARGE),
@@ -130,3 +134,11 @@ def test_large_units_are_converted_in_separate_calls():
     compressed = [batches(1, codec)[0] for codec in (GZIP, ZSTD)]
     calls = conversion_calls._split_into_calls([*small, *compressed, *small], LARGE)
     assert [len(units) for units in calls] == [3, 1, 1, 3]
+
+
+def test_units_in_snappy_are_converted_in_one_call_if_they_cannot_unpack_to_more():
+    """One of n bytes unpacks to 22 n at most."""
+    (small,) = batches(1, SNAPPY)
+    large = small + bytes(conversion_calls.MAX_CALL_BYTES // 22)
+    calls = conversion_calls._split_into_calls([small, small, small, large, small], LARGE)
+    assert [len(units) for units in calls] == [3, 1, 1]

@@ -297,6 +297,8 @@ def test_compiled_function_returns_the_same_whole_batches(batches, before, spare
 #: An offset that no batch reaches.
 END = 1 << 62
 
+LZ4_BIT, SNAPPY_BIT = 1 << LZ4, 1 << SNAPPY
+
 
 def some(base, codec=LZ4):
     return batch([Sample(base, 5, None, b"v" * base)], codec=codec)
@@ -313,9 +315,9 @@ def test_mark_of_a_run_is_that_of_its_offsets_sizes_and_checksums():
     changed[-1][11] += 1
     for load in BOTH:
         mark = load().run_mark
-        assert mark([one, other], 1, END) == mark([one + other], 2, END)
+        assert mark([one, other], 1, END, LZ4_BIT) == mark([one + other], 2, END, LZ4_BIT)
         runs = [[one], [other], [larger], [one, other], [other, one], *([each] for each in changed)]
-        marks = {mark(run, 1, END) for run in runs}
+        marks = {mark(run, 1, END, LZ4_BIT) for run in runs}
         assert None not in marks
         assert len(marks) == len(runs)
 
@@ -324,14 +326,25 @@ def test_mark_of_a_run_is_that_of_its_offsets_sizes_and_checksums():
 def test_only_long_runs_with_lz4_have_a_mark(load):
     mark = load().run_mark
     run = [some(0, NONE), some(1), some(2, NONE)]
-    assert mark(run, 3, END) is not None
-    assert mark(run, 4, END) is None
-    assert mark([some(0, NONE)] * 3, 1, END) is None
+    assert mark(run, 3, END, LZ4_BIT) is not None
+    assert mark(run, 4, END, LZ4_BIT) is None
+    assert mark([some(0, NONE)] * 3, 1, END, LZ4_BIT) is None
     others = [some(3, codec) for codec in (GZIP, SNAPPY, ZSTD)]
     others += [some(3)[:-1], b"x", message_set(SAMPLE, magic=1)]
     for other in others:
-        assert mark([*run, other], 1, END) is None
-        assert mark([b"".join([*run, other])], 1, END) is None
+        assert mark([*run, other], 1, END, LZ4_BIT) is None
+        assert mark([b"".join([*run, other])], 1, END, LZ4_BIT) is None
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_codecs_of_long_runs_are_those_of_the_kernel(load):
+    mark = load().run_mark
+    packed = {LZ4_BIT: some(1, LZ4), SNAPPY_BIT: some(1, SNAPPY)}
+    for bit, payload in packed.items():
+        run = [some(0, NONE), payload]
+        assert mark(run, 2, END, bit) == mark(run, 2, END, LZ4_BIT | SNAPPY_BIT) is not None
+        assert mark(run, 2, END, (LZ4_BIT | SNAPPY_BIT) ^ bit) is None
+    assert mark(list(packed.values()), 2, END, LZ4_BIT | SNAPPY_BIT) is not None
 
 
 @pytest.mark.parametrize("load", BOTH)
@@ -340,8 +353,8 @@ def test_run_has_a_mark_if_its_last_batch_ends_before_the_given_offset(load):
     samples = [Sample(offset, 5, None, b"v") for offset in (4, 5, 7)]
     run = [some(3), batch(samples, codec=LZ4)]
     for payloads in (run, [b"".join(run)]):
-        assert mark(payloads, 2, 9) is not None
-        assert mark(payloads, 2, 8) is None
+        assert mark(payloads, 2, 9, LZ4_BIT) is not None
+        assert mark(payloads, 2, 8, LZ4_BIT) is None
 
 
 @pytest.mark.parametrize("load", BOTH)
@@ -354,7 +367,7 @@ def test_long_runs_have_the_lz4_frames_of_java_clients(load, block_size, has_siz
     for content, is_supported in ((frame, not has_size), (frame[:6], False)):
         # `content` is not compressed here.
         made = bytearray(batch([], count=1, content=content, attributes=LZ4))
-        assert (load().run_mark([made, batch(SAMPLE)], 1, END) is not None) == is_supported
+        assert (load().run_mark([made, batch(SAMPLE)], 1, END, LZ4_BIT) is not None) == is_supported
 
 
 SAMPLE = [Sample(3, 5, None, b"v" * 100)]
@@ -369,11 +382,14 @@ SAMPLE = [Sample(3, 5, None, b"v" * 100)]
     st.booleans(),
     st.integers(0, 4),
     st.integers(0, 20),
+    st.sampled_from([0, LZ4_BIT, SNAPPY_BIT, LZ4_BIT | SNAPPY_BIT]),
 )
-def test_compiled_mark_of_a_run_is_that_of_the_reference(payloads, is_joined, least, before):
+def test_compiled_mark_of_a_run_is_that_of_the_reference(
+    payloads, is_joined, least, before, codecs
+):
     payloads = [b"".join(payloads)] if is_joined else payloads
-    expected = entry_loops.run_mark(payloads, least, before)
-    assert compiled().run_mark(payloads, least, before) == expected
+    expected = entry_loops.run_mark(payloads, least, before, codecs)
+    assert compiled().run_mark(payloads, least, before, codecs) == expected
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))
