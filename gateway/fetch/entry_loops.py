@@ -204,7 +204,8 @@ def whole_batches(
     entries: Sequence[Entry], offset: int, limit: int, *, with_zstd: bool
 ) -> tuple[list[Buffer], int]:
     """Return the payloads if the consumer can be sent all of them as they are, else an empty list;
-    and the size of all payloads in both cases.
+    and the size of all payloads in both cases. Compiled entries may stand for their payloads: they
+    are buffers.
 
     That is: they begin at or after `offset`, fit in `limit` bytes, and all are batches of format 2,
     none in zstd unless `with_zstd`.

@@ -503,7 +503,7 @@ def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entr
     return entries
 
 
-_INTERFACE = 12
+_INTERFACE = 13
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None

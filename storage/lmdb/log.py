@@ -161,6 +161,10 @@ class LmdbLog(LogState):
             self._wanted = offset
         return None
 
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one unless the entries are in the tail cache.
+        read_resident_any, read_resident = read_resident, compiled.read_log_resident
+
     def read_run(
         self, offset: int, max_bytes: int, *, at_least_one: bool = True
     ) -> EntryRun | None:
@@ -172,6 +176,10 @@ class LmdbLog(LogState):
         if ahead is None or self._cached_tail.has(offset):
             return None
         return self._read_ahead(ahead, offset, max_bytes, at_least_one=at_least_one)
+
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one if the log is closed or the offset is outside of it.
+        read_run_any, read_run = read_run, compiled.read_log_run
 
     def _read_ahead(
         self, ahead: RowsAhead, offset: int, max_bytes: int, *, at_least_one: bool = True
@@ -204,6 +212,9 @@ class LmdbLog(LogState):
         self._read_from, self._read_to = base_offset, last_offset + 1
         entries = partial(cached_entries, ahead.rows, first, stop, payloads)
         return EntryRun(base_offset, last_offset, stop - first, payloads, entries)
+
+    if not TYPE_CHECKING and compiled:
+        _read_ahead = compiled.read_log_ahead
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         # Not from the page cache: a caller that reads a whole log would never wait, and so block
