@@ -284,6 +284,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        # It uses the fields of compiled entries.
-        if _entry_loops.INTERFACE == _INTERFACE and compiled:
+        # It uses the fields of compiled entries, and returns them as buffers, which the kernel in
+        # Python could not read.
+        if _entry_loops.INTERFACE == _INTERFACE and compiled and kernel.KERNEL == "cython":
             loops = _entry_loops
