@@ -29,7 +29,7 @@ kopgate_crc32_init()
 GAP = "an append before this one failed, so its offsets would leave a gap"
 
 #: Version of the functions' signatures; `frames.py` expects the same number.
-INTERFACE = 13
+INTERFACE = 14
 
 cdef enum:
     MARK_BYTES = 8

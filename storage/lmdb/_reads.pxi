@@ -9,11 +9,8 @@ from storage._log cimport tail_has, tail_read
 
 from storage.log import EntryRun
 
-cdef enum:
-    # As MOST_AT_ONCE and MOST_GAPS of `log.py`, and MOST_ROWS of `queries.py`.
-    MOST_AT_ONCE = 1048576
-    MOST_GAPS = 1048576
-    MOST_ROWS = 10000
+cdef int64_t most_at_once, most_gaps
+cdef Py_ssize_t most_rows
 
 
 cdef struct Run:
@@ -24,6 +21,12 @@ cdef struct Run:
     uint64_t base_offset
     uint64_t last_offset
     int64_t size
+
+
+def limit_reads(int64_t at_once, int64_t gaps, Py_ssize_t rows):
+    """Set MOST_AT_ONCE and MOST_GAPS of `log.py`, and MOST_ROWS of `queries.py`."""
+    global most_at_once, most_gaps, most_rows
+    most_at_once, most_gaps, most_rows = at_once, gaps, rows
 
 
 def read_log_resident(LogState log not None, int64_t offset, int64_t max_bytes):
@@ -46,20 +49,14 @@ def read_log_run(
     return read_ahead(log, log._ahead, offset, max_bytes, at_least_one)
 
 
-def read_log_ahead(
-    LogState log not None, ahead, int64_t offset, int64_t max_bytes, *, bint at_least_one=True
-):
-    """`LmdbLog._read_ahead`."""
-    return read_ahead(log, ahead, offset, max_bytes, at_least_one)
-
-
 cdef read_ahead(LogState log, ahead, int64_t offset, int64_t max_bytes, bint at_least_one):
+    """As `LmdbLog._read_ahead`."""
     cdef Run run
     cdef bytes rows = ahead[1]
-    if max_bytes > MOST_AT_ONCE or offset < <int64_t>ahead[0] or offset == log._not_cached:
+    if max_bytes > most_at_once or offset < <int64_t>ahead[0] or offset == log._not_cached:
         return None
     if not find_run(
-        rows, offset, log.end_offset, max_bytes, MOST_AT_ONCE, MOST_GAPS, MOST_ROWS, &run
+        rows, offset, log.end_offset, max_bytes, most_at_once, most_gaps, most_rows, &run
     ):
         return None
     if run.size > max_bytes and not at_least_one:

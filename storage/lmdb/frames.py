@@ -503,7 +503,7 @@ def entries_of(rows: bytes, first: int, stop: int, payloads: bytes) -> list[Entr
     return entries
 
 
-_INTERFACE = 13
+_INTERFACE = 14
 """Expected INTERFACE of the compiled module; incremented when one of its functions changes."""
 
 compiled: Any = None

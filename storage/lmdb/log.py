@@ -43,6 +43,9 @@ MOST_AT_ONCE = 1 << 20
 MOST_GAPS = 1 << 20
 """Bytes between them that are read with them; a gap that is not counts as `RUN_GAP` bytes."""
 
+if compiled:
+    compiled.limit_reads(MOST_AT_ONCE, MOST_GAPS, queries.MOST_ROWS)
+
 READS_AHEAD = 16
 MOST_ROWS_AHEAD = 4096
 """A sequential reader's next reads for which rows are found at once, and rows at most (256 KiB)."""
@@ -212,9 +215,6 @@ class LmdbLog(LogState):
         self._read_from, self._read_to = base_offset, last_offset + 1
         entries = partial(cached_entries, ahead.rows, first, stop, payloads)
         return EntryRun(base_offset, last_offset, stop - first, payloads, entries)
-
-    if not TYPE_CHECKING and compiled:
-        _read_ahead = compiled.read_log_ahead
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         # Not from the page cache: a caller that reads a whole log would never wait, and so block

@@ -34,14 +34,14 @@ cdef class RepeatedWork:
         self.make_request, self.make_topic, self.make_partition, self.reply_class = values
 
     cdef read(self, route, frame, header, int version):
-        """The request, as of `decode` without a scope."""
+        """Return the request, as `decode` does without a scope."""
         request = fetch_request(
             frame, header.body, version, self.make_request, self.make_topic, self.make_partition
         )
         return self.decode(route, frame, header, None) if request is None else request
 
     cdef list write(self, route, reply, int version):
-        """The body of the reply, as of the route's `encode`."""
+        """Return the body of the reply, as `encode` of the route does."""
         body = fetch_reply(reply, version) if type(reply) is self.reply_class else None
         return route.encode(reply, version) if body is None else body
 
