@@ -14,8 +14,8 @@ RUN python -m venv /opt/kopgate \
         /opt/kopgate/bin/pip install --no-cache-dir '.[gssapi]' \
     && /opt/kopgate/bin/python -I -c \
         "import gssapi, records._kernel, gateway._reactor, gateway.protocol.wire._plain, \
-gateway.fetch._entry_loops, storage._bridge, storage._files, storage._log, storage.lmdb._frames, \
-storage.pulsar.client._library"
+gateway.fetch._entry_loops, gateway.fetch._reading, storage._bridge, storage._files, storage._log, \
+storage.lmdb._frames, storage.pulsar.client._library"
 
 FROM python:3.13-slim
 # The library of python-gssapi.

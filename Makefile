@@ -195,6 +195,7 @@ clean:
 	rm -f gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
 	rm -f gateway/_reactor.c gateway/_reactor*.so
 	rm -f gateway/fetch/_entry_loops.c gateway/fetch/_entry_loops*.so
+	rm -f gateway/fetch/_reading.c gateway/fetch/_reading*.so
 	rm -f storage/_bridge.c storage/_bridge*.so storage/_files.c storage/_files*.so
 	rm -f storage/_log.c storage/_log*.so
 	rm -f storage/lmdb/_frames.c storage/lmdb/_frames*.so

@@ -50,6 +50,12 @@ setup(
             optional=True,
         ),
         Extension(
+            "gateway.fetch._reading",
+            ["gateway/fetch/_reading.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
+        Extension(
             "storage._bridge",
             ["storage/_bridge.pyx"],
             depends=["storage/_bridge.pxd"],
@@ -79,6 +85,7 @@ setup(
                 "storage/_files.pxd",
                 "storage/_log.pxd",
                 "storage/lmdb/_appends.pxi",
+                "storage/lmdb/_reads.pxi",
                 "storage/lmdb/_nowait.h",
             ],
             include_dirs=["records", "storage/lmdb"],

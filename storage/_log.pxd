@@ -32,6 +32,10 @@ cdef class CachedTailState:
     cdef public Py_ssize_t begin, cleared
 
 
+cdef bint tail_has(CachedTailState tail, int64_t offset) except -1
+cdef list tail_read(CachedTailState tail, int64_t offset, int64_t max_bytes)
+
+
 cdef struct Arrival:
     PyObject* tail
     PyObject* request
@@ -61,4 +65,5 @@ cdef Entry entry_in_request(
     Py_ssize_t size,
 )
 cdef payload_of(Entry entry)
+cdef sent_of(Entry entry)
 cdef Py_ssize_t payload_size(Entry entry) except -1

@@ -2,7 +2,12 @@
 """The classes of the same names in `log.py` and `tail.py`, with C fields."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.memoryview cimport PyMemoryView_Check
@@ -12,7 +17,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 #: Version of the signatures; `log.py` expects the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 #: As ENTRY_OVERHEAD of `tail.py`.
 cdef enum:
@@ -47,7 +52,10 @@ cdef RequestBytes request_bytes(buffer, Py_ssize_t payload_bytes):
 @cython.no_gc
 @cython.freelist(64)
 cdef class Entry:
-    """A payload in a request becomes a Python object only when it is needed as one."""
+    """A payload in a request becomes a Python object only when it is needed as one.
+
+    An entry is also a buffer, its payload.
+    """
 
     def __init__(
         self, int64_t base_offset, int64_t last_offset, int64_t max_timestamp, payload
@@ -58,6 +66,20 @@ cdef class Entry:
     @property
     def payload(self):
         return payload_of(self)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if self.request is None:
+            PyObject_GetBuffer(self._payload, view, flags)
+        else:
+            PyBuffer_FillInfo(view, self, <void*>self.at, self.size, True, flags)
+        # Cython has set `view.obj` to None before, which is overwritten by now.
+        Py_DECREF(None)
+
+    def __len__(self):
+        return payload_size(self)
+
+    def __bool__(self):
+        return True
 
     def __eq__(self, other):
         return type(other) is Entry and self.__reduce__() == other.__reduce__()
@@ -106,6 +128,13 @@ cdef payload_of(Entry entry):
     return entry._payload
 
 
+cdef sent_of(Entry entry):
+    """The payload as a buffer to be sent: the entry itself, instead of a view of its request."""
+    if entry.request is not None and entry.size > COPIED_BYTES:
+        return entry
+    return payload_of(entry)
+
+
 cdef Py_ssize_t payload_size(Entry entry) except -1:
     return len(entry._payload) if entry.request is None else entry.size
 
@@ -128,32 +157,42 @@ cdef class CachedTailState:
     """Of a `CachedTail`, with its methods that each read calls."""
 
     def has(self, int64_t offset):
-        cdef list entries = self.entries
-        return self.begin < len(entries) and offset >= (<Entry?>entries[self.begin]).base_offset
+        return tail_has(self, offset)
 
     def read(self, int64_t offset, int64_t max_bytes):
-        cdef list entries = self.entries, found = []
-        cdef Py_ssize_t count = len(entries), first = self.begin, end = count, middle
-        cdef int64_t room = max_bytes if max_bytes > 0 else 0
-        cdef Entry entry
-        if first >= count or offset < (<Entry?>entries[first]).base_offset:
-            return None
-        while first < end:
-            middle = (first + end) // 2
-            if (<Entry?>entries[middle]).last_offset < offset:
-                first = middle + 1
-            else:
-                end = middle
-        while first < count:
-            entry = <Entry?>entries[first]
-            room -= payload_size(entry)
-            if room < 0 and found:
-                break
-            found.append(entry)
-            if room < 0:
-                break
-            first += 1
-        return found
+        return tail_read(self, offset, max_bytes)
+
+
+cdef bint tail_has(CachedTailState tail, int64_t offset) except -1:
+    """As `CachedTail.has`."""
+    cdef list entries = tail.entries
+    return tail.begin < len(entries) and offset >= (<Entry?>entries[tail.begin]).base_offset
+
+
+cdef list tail_read(CachedTailState tail, int64_t offset, int64_t max_bytes):
+    """As `CachedTail.read`."""
+    cdef list entries = tail.entries
+    cdef Py_ssize_t count = len(entries), first = tail.begin, end = count, middle
+    cdef int64_t room = max_bytes if max_bytes > 0 else 0
+    cdef Entry entry
+    if first >= count or offset < (<Entry?>entries[first]).base_offset:
+        return None
+    while first < end:
+        middle = (first + end) // 2
+        if (<Entry?>entries[middle]).last_offset < offset:
+            first = middle + 1
+        else:
+            end = middle
+    end = first
+    while end < count:
+        entry = <Entry?>entries[end]
+        room -= payload_size(entry)
+        if room < 0 and end > first:
+            break
+        end += 1
+        if room < 0:
+            break
+    return entries[first:end]
 
 
 cdef evict_oldest(CachedTailState tail):

@@ -121,7 +121,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return f"Entry({self.base_offset}-{self.last_offset}, {len(self.payload)} bytes)"
 
 
-_INTERFACE = 3
+_INTERFACE = 4
 """Expected INTERFACE of the compiled module; incremented when something in it changes."""
 
 compiled: Any = None

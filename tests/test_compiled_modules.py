@@ -17,6 +17,7 @@ USERS = {
     "gateway._reactor": ("gateway.reactor", "loop", None),
     "gateway.protocol.wire._plain": ("gateway.protocol.wire.compiled", "plain_produce", None),
     "gateway.fetch._entry_loops": ("gateway.fetch.entry_loops", "loops", None),
+    "gateway.fetch._reading": ("gateway.handlers.fetch", "compiled", None),
     "storage._bridge": ("storage.bridge", "Completion", None),
     "storage._files": ("storage.files", "_new_flusher", None),
     "storage._log": ("storage.log", "compiled", None),

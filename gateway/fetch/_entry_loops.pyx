@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy
 from gateway.protocol.errors import KafkaError
 from records.layout import READABLE
 
-from storage._log cimport Entry, payload_of
+from storage._log cimport Entry, payload_of, sent_of
 
 cdef extern from "Python.h":
     PyObject* PyDict_GetItemWithError(object found, object key) except? NULL
@@ -191,9 +191,15 @@ def legacy_lz4(entries, payloads):
     return found
 
 
+cdef bint is_batch(const uint8_t* data, Py_ssize_t size, bint with_zstd) noexcept:
+    """Whether a payload is a batch of format 2, and not in zstd unless `with_zstd`."""
+    if size < HEADER_BYTES or data[MAGIC_AT] != 2:
+        return False
+    return with_zstd or data[BATCH_ATTRIBUTES_AT] & CODEC_MASK != ZSTD
+
+
 def whole_batches(entries, int64_t offset, int64_t limit, *, bint with_zstd):
     cdef Py_buffer view
-    cdef const uint8_t* data
     cdef int64_t size = 0
     cdef bint is_first = True, are_whole = True
     cdef list records = []
@@ -202,16 +208,16 @@ def whole_batches(entries, int64_t offset, int64_t limit, *, bint with_zstd):
         if is_first:
             are_whole = offset <= entry.base_offset
             is_first = False
-        payload = payload_of(entry)
-        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
-        data = <const uint8_t*>view.buf
-        size += view.len
-        if view.len < HEADER_BYTES or data[MAGIC_AT] != 2:
-            are_whole = False
-        elif data[BATCH_ATTRIBUTES_AT] & CODEC_MASK == ZSTD and not with_zstd:
-            are_whole = False
-        PyBuffer_Release(&view)
+        payload = sent_of(entry)
         records.append(payload)
+        if payload is entry:
+            size += entry.size
+            are_whole = are_whole and is_batch(entry.at, entry.size, with_zstd)
+            continue
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        size += view.len
+        are_whole = are_whole and is_batch(<const uint8_t*>view.buf, view.len, with_zstd)
+        PyBuffer_Release(&view)
     return records if are_whole and size <= limit else [], size
 
 

@@ -204,7 +204,8 @@ def whole_batches(
     entries: Sequence[Entry], offset: int, limit: int, *, with_zstd: bool
 ) -> tuple[list[Buffer], int]:
     """Return the payloads if the consumer can be sent all of them as they are, else an empty list;
-    and the size of all payloads in both cases.
+    and the size of all payloads in both cases. Compiled entries may stand for their payloads: they
+    are buffers.
 
     That is: they begin at or after `offset`, fit in `limit` bytes, and all are batches of format 2,
     none in zstd unless `with_zstd`.
@@ -284,6 +285,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        # It uses the fields of compiled entries.
-        if _entry_loops.INTERFACE == _INTERFACE and compiled:
+        # It uses the fields of compiled entries, and returns them as buffers, which the kernel in
+        # Python could not read.
+        if _entry_loops.INTERFACE == _INTERFACE and compiled and kernel.KERNEL == "cython":
             loops = _entry_loops

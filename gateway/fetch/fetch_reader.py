@@ -31,7 +31,7 @@ from records import RecordsError
 from storage.log import Buffer, Entry, EntryRun
 
 #: Consumers of older versions may not support zstd (KIP-110).
-_FIRST_FETCH_WITH_ZSTD = 10
+FIRST_WITH_ZSTD = 10
 
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
@@ -135,6 +135,17 @@ class FetchReader:
         if order is not partitions:
             result.rows = {cached: result.rows[cached] for cached in partitions}
         return result
+
+    def continue_with(
+        self,
+        rows: dict[CachedPartition, PartitionFetched],
+        size: int,
+        order: list[CachedPartition],
+        unused: tuple[Partition, list[Entry] | None] | None,
+    ) -> None:
+        """Let the next `read` continue what compiled code has begun, as after `read_at_once`."""
+        self._begun = FetchPass(0, rows, size)
+        self._begun_order, self._unused = order, unused
 
     async def read(self, partitions: list[CachedPartition]) -> FetchPass:
         """Read the partitions in this order. Errors are returned in their rows."""
@@ -520,7 +531,7 @@ def _counts_of(entry: Entry) -> tuple[int, int, int]:
 
 
 def _v2_variant(version: int) -> int:
-    return V2_WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else V2_WITHOUT_ZSTD
+    return V2_WITH_ZSTD if version >= FIRST_WITH_ZSTD else V2_WITHOUT_ZSTD
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:

@@ -15,7 +15,9 @@ v0-3 are in `gateway.handlers.old`. The wait of a long poll is at most max_wait_
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import os
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from gateway.coroutines import SLICE_ROWS, TimeSlices, Waiter
@@ -56,11 +58,14 @@ TopicRows = dict[str | bytes, list[PartitionFetched]]
 @serves(ApiKey.FETCH, 4, 18)
 def fetch(request: FetchRequest, caller: Caller) -> FetchReply:
     """Return records in format 2; zstd only from v10 on (`FetchReader`)."""
-    return fetch_records(request, caller, magic=None)
+    return fetch_format_2(request, caller)
 
 
 def fetch_records(request: FetchRequest, caller: Caller, *, magic: int | None) -> FetchReply:
-    """Return records in message format `magic` (0 or 1) or lower; None is format 2."""
+    """Return records in message format `magic` (0 or 1) or lower; None is format 2.
+
+    It is the reference of `FetchWork.serve` in `gateway/fetch/_reading.pyx`, for format 2.
+    """
     try:
         current = _find_session(request, caller)
     except KafkaError as failure:
@@ -392,3 +397,25 @@ def _has_changed(cached: CachedPartition, row: PartitionFetched) -> bool:
         or row.high_watermark != cached.sent_high_watermark
         or row.log_start_offset != cached.sent_start_offset
     )
+
+
+fetch_format_2: Callable[[FetchRequest, Caller], FetchReply] = partial(fetch_records, magic=None)
+"""`fetch_records` for format 2, or the same compiled."""
+
+_INTERFACE = 1
+"""Expected INTERFACE of the compiled module; incremented when what either calls changes."""
+
+compiled: Any = None
+"""The compiled module, if it is available."""
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
+    try:
+        import gateway.fetch._reading as _reading
+    except ImportError:
+        pass
+    else:
+        if _reading.INTERFACE == _INTERFACE:
+            compiled = _reading
+            fetch_format_2 = compiled.FetchWork(
+                _find_session, _check_room, _fetch, _refused, MAX_READ_AT_ONCE
+            ).serve

@@ -10,10 +10,10 @@ far, not its announced length: otherwise clients could reserve memory without se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.coroutines import Clock
-from gateway.protocol.wire.compiled import BudgetState, FlowState
+from gateway.protocol.wire.compiled import KERNEL, BudgetState, FlowState, OutgoingState
 
 #: Bytes kept free for each resumed connection: the largest size of one read.
 RESUME_RESERVE_BYTES = 256 << 10
@@ -141,14 +141,14 @@ class LoginBudget:
             oldest.evict()
 
 
-class OutgoingBytes:
+class OutgoingBytes(OutgoingState):
     """Reply bytes of all connections: unsent ones, and those reserved for replies being built.
 
     Nothing is delayed or closed. The closer the total is to `limit`, the smaller are the replies
     whose size can vary (Fetch); over the limit each holds one whole batch.
     """
 
-    __slots__ = ("limit", "reserved", "unsent")
+    __slots__ = ()
 
     def __init__(self, limit: int = 1 << 62) -> None:
         self.limit = limit
@@ -172,6 +172,9 @@ class OutgoingBytes:
         Its actual size counts in `unsent` once the transport has it.
         """
         self.reserved -= reserved
+
+    if not TYPE_CHECKING and KERNEL == "cython":
+        reserve, release = OutgoingState.reserve, OutgoingState.release
 
 
 class ConnectionFlow(FlowState):

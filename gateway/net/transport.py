@@ -23,7 +23,7 @@ from gateway.coroutines import Cancel, call_later
 from gateway.net.flow_control import OutgoingBytes
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.compiled import SocketState
-from storage.log import Buffer
+from storage.log import Buffer, Entry
 
 #: Bytes of one read: several requests of 16 KiB, or a quarter of one of 1 MiB. All connections
 #: share one buffer; the compiled code has one of the same size.
@@ -53,11 +53,14 @@ _arrived = bytearray(READ_BYTES)
 _arrived_view = memoryview(_arrived)
 
 
-def _own(buffer: Buffer) -> Buffer:
+def _own(buffer: Buffer | Entry) -> Buffer:
     """Return a buffer that does not keep a whole request for a small part of it.
 
     A consumer that does not read would otherwise keep more than the bytes that are counted.
     """
+    if isinstance(buffer, Entry):
+        # A compiled one, which is a buffer.
+        buffer = buffer.payload
     if type(buffer) is memoryview:
         request = buffer.obj
         if type(request) is bytearray and len(buffer) * 8 < len(request) * 7:

@@ -51,6 +51,12 @@ from gateway.protocol.tenant_messages import reply_to_client
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.compiled import DispatchState
+from gateway.protocol.wire.fetch_codec import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+)
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
 from gateway.security.quota_usage import MAX_KEPT_CHARS, ClientUsage, RequestUsage
@@ -80,7 +86,12 @@ MAX_REQUESTS_PER_TURN = 100
 MAX_TURN_SECONDS = 0.005
 
 #: What compiled code needs for a Fetch like the last one.
-_REPEATED = compiled.repeated_work(decode, InFlightRequest, LARGE_BODY_BYTES)
+_REPEATED = compiled.repeated_work(
+    decode,
+    InFlightRequest,
+    LARGE_BODY_BYTES,
+    (FetchRequest, FetchTopic, FetchPartition, FetchResponse),
+)
 
 #: Largest request header that a connection keeps to compare the next one with it.
 MAX_KEPT_HEADER_BYTES = 1024

@@ -152,9 +152,9 @@ cdef class LogState(OpenLog):
     cdef public StoreState _store
     cdef public CachedTailState _cached_tail
     cdef public LogStatusState status
-    cdef public object _log_id
+    cdef public object _log_id, _ahead
     cdef public str _failure
-    cdef public int64_t size, _in_flight
+    cdef public int64_t size, _in_flight, _read_from, _read_to, _not_cached, _wanted
 
     cdef queue_entry(self, Entry entry):
         return queue_append(self, entry, (entry,))

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Frames and rows, compiled, with the results of the reference in `frames.py` and `queries.py`.
 
-`_appends.pxi` has the writes by the flusher.
+`_appends.pxi` has the writes by the flusher, `_reads.pxi` the reads from memory.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -212,6 +212,7 @@ def encode_appends(
 
 
 include "_appends.pxi"
+include "_reads.pxi"
 
 
 cdef struct Slot:
@@ -382,6 +383,23 @@ def select_run(
     int64_t most_gaps,
     Py_ssize_t most,
 ):
+    cdef Run run
+    if not find_run(rows, offset, end, max_bytes, most_bytes, most_gaps, most, &run):
+        return None
+    return run.first, run.stop, run.segment, run.base_offset, run.last_offset, run.size
+
+
+cdef bint find_run(
+    bytes rows,
+    uint64_t offset,
+    uint64_t end,
+    int64_t max_bytes,
+    int64_t most_bytes,
+    int64_t most_gaps,
+    Py_ssize_t most,
+    Run* run,
+) noexcept:
+    """As `select_run`; returns False instead of None."""
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(rows)
     cdef const uint8_t* row
     cdef Py_ssize_t count = PyBytes_GET_SIZE(rows) // ROW_BYTES
@@ -395,7 +413,7 @@ def select_run(
         else:
             number = middle
     if first == count or get64(data + first * ROW_BYTES + 8) >= end:
-        return None
+        return False
     segment = get64(data + first * ROW_BYTES + 52)
     behind = get32(data + first * ROW_BYTES + 60)
     while number < count and number - first < most:
@@ -404,7 +422,7 @@ def select_run(
         if get64(row + 8) >= end or (number > first and size + payload > max_bytes):
             break
         if get64(row + 52) != segment or size + payload > most_bytes:
-            return None
+            return False
         gap = <int64_t>get32(row + 60) - behind
         gaps += gap if 0 <= gap <= RUN_GAP else RUN_GAP
         if gaps > most_gaps:
@@ -414,8 +432,10 @@ def select_run(
         last_offset = get64(row + 16)
         number += 1
     if number == count and last_offset + 1 < end:
-        return None
-    return first, number, segment, get64(data + first * ROW_BYTES + 8), last_offset, size
+        return False
+    run.first, run.stop, run.segment, run.size = first, number, segment, size
+    run.base_offset, run.last_offset = get64(data + first * ROW_BYTES + 8), last_offset
+    return True
 
 
 def read_run(

@@ -43,6 +43,9 @@ MOST_AT_ONCE = 1 << 20
 MOST_GAPS = 1 << 20
 """Bytes between them that are read with them; a gap that is not counts as `RUN_GAP` bytes."""
 
+if compiled:
+    compiled.limit_reads(MOST_AT_ONCE, MOST_GAPS, queries.MOST_ROWS)
+
 READS_AHEAD = 16
 MOST_ROWS_AHEAD = 4096
 """A sequential reader's next reads for which rows are found at once, and rows at most (256 KiB)."""
@@ -161,6 +164,10 @@ class LmdbLog(LogState):
             self._wanted = offset
         return None
 
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one unless the entries are in the tail cache.
+        read_resident_any, read_resident = read_resident, compiled.read_log_resident
+
     def read_run(
         self, offset: int, max_bytes: int, *, at_least_one: bool = True
     ) -> EntryRun | None:
@@ -172,6 +179,10 @@ class LmdbLog(LogState):
         if ahead is None or self._cached_tail.has(offset):
             return None
         return self._read_ahead(ahead, offset, max_bytes, at_least_one=at_least_one)
+
+    if not TYPE_CHECKING and compiled:
+        # Calls the other one if the log is closed or the offset is outside of it.
+        read_run_any, read_run = read_run, compiled.read_log_run
 
     def _read_ahead(
         self, ahead: RowsAhead, offset: int, max_bytes: int, *, at_least_one: bool = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat, takewhile
 from typing import Any
 
 from storage.lmdb.frames import compiled
@@ -54,13 +55,13 @@ class LogCursor:
 
         The cursor's position is undefined afterwards.
         """
-        if self._index < 0:
-            for key, value in self._cursor.iternext():
-                if SLOT_PREFIX.unpack_from(key)[0] > self._log_id:
-                    break
-                yield key, value
-        for index in range(max(self._index, 0), len(self._pending)):
-            yield self._pending[index], b""
+        # No Python code for each row: a sequential reader's next rows are some thousand.
+        pending = zip(islice(self._pending, max(self._index, 0), None), repeat(b""))
+        if self._index >= 0:
+            return pending
+        # As tuples, the keys of this log are less than this.
+        following = (SLOT_PREFIX.pack(self._log_id + 1, 0),)
+        return chain(takewhile(following.__gt__, self._cursor.iternext()), pending)
 
     def prev(self) -> bool:
         if self._index > 0:

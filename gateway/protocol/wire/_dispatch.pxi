@@ -40,6 +40,24 @@ cdef class BudgetState:
     cdef public object unblocked
 
 
+cdef class OutgoingState:
+    cdef public int64_t limit, unsent, reserved
+
+    def reserve(self, int64_t wanted):
+        """As `OutgoingBytes.reserve`."""
+        cdef int64_t free = self.limit - self.unsent - self.reserved
+        if free < 4 or wanted <= 0:
+            return 0
+        if wanted > free // 4:
+            wanted = free // 4
+        self.reserved += wanted
+        return wanted
+
+    def release(self, int64_t reserved):
+        """As `OutgoingBytes.release`."""
+        self.reserved -= reserved
+
+
 cdef class FlowState:
     cdef public BudgetState budget
     cdef public int64_t _bytes, _requests, _max_bytes, _max_requests, partial_bytes

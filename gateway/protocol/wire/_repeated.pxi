@@ -22,14 +22,28 @@ cdef class RepeatedWork:
 
     `decode(route, frame, header, scope)` returns the request. `make(size, began, api key, version,
     correlation id, route)` returns what dispatch has for each request. Larger frames than
-    `most_bytes` are decoded on another thread.
+    `most_bytes` are decoded on another thread. `values` are the classes of `fetch_codec` for a
+    request, a topic, a partition, and the reply.
     """
 
-    cdef object decode, make
+    cdef object decode, make, make_request, make_topic, make_partition, reply_class
     cdef Py_ssize_t most_bytes
 
-    def __init__(self, decode, make, Py_ssize_t most_bytes):
+    def __init__(self, decode, make, Py_ssize_t most_bytes, tuple values not None):
         self.decode, self.make, self.most_bytes = decode, make, most_bytes
+        self.make_request, self.make_topic, self.make_partition, self.reply_class = values
+
+    cdef read(self, route, frame, header, int version):
+        """Return the request, as `decode` does without a scope."""
+        request = fetch_request(
+            frame, header.body, version, self.make_request, self.make_topic, self.make_partition
+        )
+        return self.decode(route, frame, header, None) if request is None else request
+
+    cdef list write(self, route, reply, int version):
+        """Return the body of the reply, as `encode` of the route does."""
+        body = fetch_reply(reply, version) if type(reply) is self.reply_class else None
+        return route.encode(reply, version) if body is None else body
 
 
 cdef bint serve_repeated(
@@ -86,10 +100,12 @@ cdef start_repeated(DispatchState state, PlainContext served, frame, int32_t cor
     try:
         if state._is_recorded:
             state._traffic.request_started(request, header)
-        reply = route.handler(work.decode(route, frame, header, None), served.caller)
+        reply = route.handler(work.read(route, frame, header, served.version), served.caller)
         if type(reply) is CoroutineType:
             state._run(request, reply)
-        elif not answer_repeated(state, request, reply, route, served.version, correlation_id):
+        elif not answer_repeated(
+            state, request, reply, work, route, served.version, correlation_id
+        ):
             state._served(request, reply)
     except Exception as failure:
         refusal = failure
@@ -98,13 +114,19 @@ cdef start_repeated(DispatchState state, PlainContext served, frame, int32_t cor
 
 
 cdef bint answer_repeated(
-    DispatchState state, request, reply, route, int version, int32_t correlation_id
+    DispatchState state,
+    request,
+    reply,
+    RepeatedWork work,
+    route,
+    int version,
+    int32_t correlation_id,
 ) except -1:
     """As `Dispatch._served`, and send the reply.
 
     Returns False, and has changed nothing, if it is not the common case.
     """
-    cdef list buffers
+    cdef list body, buffers
     cdef Py_ssize_t size = 0
     cdef Sink sink
     if (
@@ -114,8 +136,8 @@ cdef bint answer_repeated(
         or len(state._in_flight) != 1
     ):
         return False
-    body = route.encode(reply, version)
-    for buffer in <list?>body:
+    body = work.write(route, reply, version)
+    for buffer in body:
         size += len(buffer)
     tagged = bool(route.has_tagged_header)
     head = PyBytes_FromStringAndSize(NULL, 9 if tagged else 8)
@@ -126,7 +148,7 @@ cdef bint answer_repeated(
         sink.bytes[8] = 0
     size += PyBytes_GET_SIZE(head)
     buffers = [head]
-    buffers += <list>body
+    buffers += body
     state._is_serving = False
     state._unanswered -= 1
     state._in_flight.clear()

@@ -18,7 +18,7 @@ from storage.log import Buffer
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 9
+_INTERFACE = 10
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
@@ -88,6 +88,16 @@ class FlowState:
     _waiting_size: int | None
     is_paused: bool
     partial_bytes: int
+
+
+class OutgoingState:
+    """`gateway.net.flow_control.OutgoingBytes`."""
+
+    __slots__ = ("limit", "reserved", "unsent")
+
+    limit: int
+    reserved: int
+    unsent: int
 
 
 class SessionState:
@@ -285,6 +295,7 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
                 ConnectionState, SocketState = _plain.ConnectionState, _plain.SocketState
                 DispatchState, LongPollState = _plain.DispatchState, _plain.LongPollState
                 OpenPartitionState, SessionState = _plain.OpenPartitionState, _plain.SessionState
+                OutgoingState = _plain.OutgoingState
                 ProducersState = _plain.ProducersState
                 batch_metadata = _plain.BatchMetadata
                 producer_state_entry = _plain.ProducerStateEntry

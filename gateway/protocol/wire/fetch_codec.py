@@ -92,7 +92,7 @@ class FetchRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
-    """`records` are whole batches or messages, one buffer each.
+    """`records` are whole batches or messages, one buffer each; a compiled `Entry` is one, too.
 
     `aborted` is None for read_uncommitted, as in Kafka.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -403,3 +405,16 @@ def test_batch_with_a_wrong_length_is_none(size):
     payload = bytes(8) + (size & 0xFFFFFFFF).to_bytes(4, "big") + b"\0\0\0\0\2" + bytes(100)
     for implementation in (load() for load in BOTH):
         assert not implementation.are_batches(payload, 1, with_zstd=True)
+
+
+def test_compiled_loops_need_the_compiled_kernel() -> None:
+    """They return entries as buffers, which the kernel in Python could not read."""
+    program = (
+        "import sys; sys.modules['records._kernel'] = None\n"
+        "from gateway.fetch import entry_loops\n"
+        "print(entry_loops.loops is entry_loops)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert printed == "True\n"

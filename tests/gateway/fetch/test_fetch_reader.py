@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.coroutines import TimeSlices
 from gateway.fetch import conversion, fetch_reader
+from gateway.fetch.fetch_reader import FetchReader
+from gateway.fetch.fetch_sessions import CachedPartition, FetchSession
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchPartition
@@ -121,12 +123,24 @@ def test_batches_that_the_store_has_joined_are_sent_as_one_buffer(env):
     assert len(fetch_one(env, NEW, 0).records) == 1
 
 
+def reads_of(log, monkeypatch):
+    """Offsets that are read. A run of the store in memory is read once."""
+    found = []
+    real = type(log).read_resident
+
+    def read(log, offset, max_bytes):
+        found.append(offset)
+        return real(log, offset, max_bytes)
+
+    monkeypatch.setattr(type(log), "read_resident", read)
+    return found
+
+
 def test_run_that_is_not_sent_as_stored_is_not_read_again(env, monkeypatch):
     put(env, batched(0, 2), messages(2, 3, 1), batched(5, 3))
-    reads = []
-    monkeypatch.setattr(Partition, "read_resident", lambda *given: reads.append(given))
+    reads = reads_of(env.partition().log, monkeypatch)
     assert offsets(fetch_one(env, NEW, 0)) == [*range(8)]
-    assert not reads
+    assert reads == [0]
 
 
 def fetch_two_that_do_not_fit(env):
@@ -145,18 +159,18 @@ def fetch_two_that_do_not_fit(env):
 
 
 def test_batch_that_does_not_fit_behind_others_is_not_read(env, monkeypatch):
-    runs, reads = [], []
-    real = Partition.read_run
+    runs, log_class = [], type(env.partition().log)
+    real = log_class.read_run
 
     def read_run(*given, **named):
         runs.append(real(*given, **named))
         return runs[-1]
 
-    monkeypatch.setattr(Partition, "read_run", read_run)
-    monkeypatch.setattr(Partition, "read_resident", lambda *given: reads.append(given))
+    monkeypatch.setattr(log_class, "read_run", read_run)
+    reads = reads_of(env.partition().log, monkeypatch)
     size = fetch_two_that_do_not_fit(env)
     assert [len(run.payload) for run in runs] == [size, 0]
-    assert not reads
+    assert reads == [0, 0]
 
 
 @pytest.mark.parametrize("version", [OLD, OLDER])
@@ -179,33 +193,53 @@ def test_batch_that_takes_several_fetches_is_converted_once(env):
     assert env.broker.converter.conversions == 1
 
 
-def rows_counted(monkeypatch):
-    counted = []
-    real = TimeSlices.count
-
-    def count(self, rows=1):
-        counted.append(rows)
-        return real(self, rows)
-
-    monkeypatch.setattr(TimeSlices, "count", count)
-    return counted
-
-
-def test_time_slices_count_what_was_read_and_is_not_returned(env, monkeypatch):
-    monkeypatch.setattr(fetch_reader, "BYTES_PER_ROW", 10)
-    monkeypatch.setattr(Partition, "read_run", lambda *_, **__: None)
-    counted = rows_counted(monkeypatch)
-    size = fetch_two_that_do_not_fit(env)
-    assert counted.count(size // 10) == 2
+def begun(
+    env: BrokerEnvironment, topic: str, *indexes: int, max_bytes: int = LARGE
+) -> tuple[FetchReader, list[CachedPartition]]:
+    """A reader of these partitions from their start."""
+    asked = [from_offset(0, index) for index in indexes]
+    session = FetchSession()
+    partitions = [session.update((topic, one.index), one) for one in asked]
+    wanted = request(NEW, asked, topic=topic, max_bytes=max_bytes)
+    return FetchReader(env.caller(NEW), wanted, None, TimeSlices(env.clock)), partitions
 
 
 @pytest.mark.usefixtures("_kept")
-def test_time_slices_count_entries(env, monkeypatch):
-    monkeypatch.setattr(fetch_reader, "ENTRIES_PER_ROW", 2)
-    counted = rows_counted(monkeypatch)
-    put(env, *[batched(base, 1) for base in range(34)])
-    fetch_one(env, NEW, 0)
-    assert 17 in counted
+def test_time_slices_count_bytes_and_entries(env):
+    """One row for the partition, one for each 32 KiB, one for each 64 entries."""
+    put(env, *[batched(base, 1, size=1000) for base in range(130)])
+    reader, partitions = begun(env, "orders", 0)
+    assert reader.read_at_once(partitions)
+    assert reader.slices.rows == 1 + 4 + 2
+
+
+def test_time_slices_count_what_was_read_and_is_not_returned(env, monkeypatch):
+    env.topic("two", 2)
+    monkeypatch.setattr(Partition, "read_run", lambda *_, **__: None)
+    stored = batched(0, 2, size=40_000)
+    for index in range(2):
+        ended(append(env.partition("two", index).log, [stored]))
+    reader, partitions = begun(env, "two", 0, 1, max_bytes=len(stored.payload) * 3 // 2)
+    assert reader.read_at_once(partitions) is None
+    assert reader.slices.rows == 2 * (1 + 2)
+
+
+@pytest.mark.usefixtures("_kept")
+@pytest.mark.parametrize("count", [15, 16])
+def test_partitions_that_take_more_than_a_slice_are_read_in_several_turns(env, count):
+    """500 rows are a slice: 16 batches of 1 MiB are 512."""
+    env.topic("two", 2)
+    stored = batched(0, 1, size=1 << 20)
+    entries = [stored_entry(base, base, stored.payload) for base in range(count)]
+    for index in range(2):
+        ended(append(env.partition("two", index).log, entries[: 1 if index else count]))
+    asked = request(NEW, [from_offset(0), from_offset(0, 1)], topic="two")
+    started = start_fetch(env, asked)
+    assert started.is_done is (count == 15)
+    env.clock.pump([0] * 5)
+    first, second = rows(started.result).values()
+    assert len(payload(first)) == count * len(stored.payload)
+    assert len(payload(second)) == len(stored.payload)
 
 
 @pytest.mark.usefixtures("_kept")

@@ -1,18 +1,20 @@
 """Fetch requests like the last one of a connection, and those with all records in memory.
 
-Compiled code serves the former, and no coroutine the latter. The results must be the same.
+Compiled code serves the former, and no coroutine the latter. `test_fetch_implementations.py`
+compares the results.
 """
 
 from __future__ import annotations
 
-from random import Random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka.protocol.consumer.fetch import FetchRequest
 
-from gateway.coroutines import SLICE_ROWS
-from gateway.fetch.fetch_reader import FetchReader
+import gateway
+from gateway.handlers import fetch as handler
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.header import read_header
 from storage.log import StorageFailed
@@ -95,71 +97,8 @@ class Consumer:
         # The reply has tagged fields from version 12 on.
         return [
             decode_response(one, reply[5 if one.version >= 12 else 4 :], one.version)
-            for one, reply in zip(asked, found, strict=False)
+            for one, reply in zip(asked[: len(found)], found, strict=True)
         ]
-
-
-def usage(consumer: Consumer) -> list[dict[str, Any]]:
-    consumer.scenario.disconnect(consumer.client)
-    return consumer.scenario.rows("usage")
-
-
-def conversation(seed: int) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The replies to random requests, without session ids, and what was counted."""
-    random = Random(seed)
-    consumer = Consumer()
-    session, epoch = 0, -1
-    seen: list[Any] = []
-    for _ in range(60):
-        if random.random() < 0.2:
-            consumer.append(random.randrange(2), 1)
-        kind = random.random()
-        indexes = random.choice([[0], [0], [1], [0, 1], [1, 0], []])
-        asked = fetch(
-            {
-                index: random.choice([0, 3, 6, 7, consumer.end[index], random.randrange(-1, 40)])
-                for index in indexes
-            },
-            session=(session, epoch + random.choice([0] * 9 + [1])),
-            topic=random.choice(["orders"] * 12 + ["missing"]),
-            leader_epoch=random.choice([-1, -1, -1, 1, 99]),
-            max_bytes=random.choice([1 << 20, 1 << 20, 300, 1]),
-            partition_max_bytes=random.choice([1 << 20, 1 << 20, 400, 0]),
-            min_bytes=random.choice([1, 1, 0, 10_000]),
-            forgotten=random.choice([None] * 6 + [0]) if epoch > 0 else None,
-        )
-        replies = consumer.ask(asked, asked) if kind < 0.05 else consumer.ask(asked)
-        for reply in replies:
-            if asked.session_epoch >= 0 and not reply.error_code and reply.session_id:
-                session, epoch = reply.session_id, asked.session_epoch + 1
-        if not session or replies[-1].error_code or random.random() < 0.05:
-            session, epoch = 0, random.choice([-1, 0])
-        seen += [(reply.error_code, reply.session_id != 0, reply.responses) for reply in replies]
-    return [repr(one) for one in seen], usage(consumer)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_all_ways_give_the_same_replies_and_counts(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_once: list[bool] = []
-    read_at_once = FetchReader.read_at_once
-
-    def record(reader: FetchReader, partitions: Any) -> Any:
-        found = read_at_once(reader, partitions)
-        at_once.append(found is not None)
-        return found
-
-    use("python", monkeypatch)
-    with monkeypatch.context() as patched:
-        patched.setattr(FetchReader, "read_at_once", lambda *_: None)
-        expected = conversation(seed)
-    assert any("records=b" in one for one in expected[0])
-    monkeypatch.setattr(FetchReader, "read_at_once", record)
-    assert conversation(seed) == expected
-    assert set(at_once) == {True, False}
-    use("cython", monkeypatch)
-    assert conversation(seed) == expected
 
 
 @pytest.fixture
@@ -225,7 +164,7 @@ def test_bug_of_a_handler_closes_the_connection(
         raise ZeroDivisionError
 
     (reply,) = consumer.ask(fetch({0: 0}, session=(0, 0)))
-    monkeypatch.setattr(FetchReader, "read_at_once", fail)
+    monkeypatch.setattr(consumer.env.partition("orders", 0).log, "read_resident", fail)
     consumer.client.send(request(fetch({0: 3}, session=(reply.session_id, 1))))
     assert (consumer.client.is_aborted, headers) == (True, [])
     session = consumer.env.broker.fetch_sessions.get(reply.session_id, consumer.env.now())
@@ -290,24 +229,6 @@ def test_partition_that_was_fenced_is_an_error_once_and_then_opened_again(
     assert headers == []
 
 
-def test_partitions_that_take_more_than_a_slice_are_read_in_several_turns(
-    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[int] = []
-    at_once = FetchReader._read_one_at_once
-
-    def record(reader: FetchReader, *given: Any) -> Any:
-        begun.append(reader.slices.rows)
-        # As if it had been large.
-        reader.slices.count(SLICE_ROWS)
-        return at_once(reader, *given)
-
-    monkeypatch.setattr(FetchReader, "_read_one_at_once", record)
-    (reply,) = consumer.ask(fetch({0: 0, 1: 0}))
-    assert len(begun) == 1
-    assert [row.error_code for row in reply.responses[0].partitions] == [0, 0]
-
-
 def test_produce_keeps_its_header_on_a_connection_that_is_used_for_both(
     consumer: Consumer, headers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,3 +246,32 @@ def test_produce_keeps_its_header_on_a_connection_that_is_used_for_both(
         client.send(request(fetch({0: 0}), correlation_id=9))
         assert len(client.receive()) == 2
     assert len(made) == 1
+
+
+def test_fetch_like_the_last_one_runs_little_python(consumer: Consumer) -> None:
+    if handler.compiled is None:
+        pytest.skip("the compiled module is not built")
+    (reply,) = consumer.ask(fetch({0: 0}, session=(0, 0)))
+    asked = [fetch({0: 3 * number}, session=(reply.session_id, number)) for number in (1, 2)]
+    consumer.ask(asked[0])
+    root = Path(gateway.__file__).parent
+    folders = {root / "fetch", root / "handlers", root / "protocol", root / "protocol" / "wire"}
+    count = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        folder = Path(frame.f_code.co_filename).parent
+        count += event == "opcode" and folder in folders
+        return trace
+
+    sent = request(asked[1], correlation_id=5)
+    sys.settrace(trace)
+    try:
+        consumer.client.send(sent)
+    finally:
+        sys.settrace(None)
+    (found,) = consumer.client.receive()
+    assert found[:4] == b"\0\0\0\5"
+    assert len(found) > 100
+    assert count <= 200

@@ -11,9 +11,11 @@ from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
+from gateway.fetch.entry_loops import loops
 from gateway.handlers.produce import produce_at_once
+from gateway.net import transport
 from storage.lmdb import LmdbSettings, LmdbStore
-from storage.log import Entry
+from storage.log import Entry, compiled
 from storage.tail import ENTRY_OVERHEAD, CachedTail, TailCache
 from tests.fakes.broker import open_environment
 from tests.gateway.protocol.wire.implementations import use
@@ -137,3 +139,51 @@ async def test_parts_of_a_request_are_stored(
     logs = [await store.log("orders", index) for index in range(PARTITIONS)]
     assert [bytes(one.payload) for log in logs for one in await everything(log)] == expected
     await store.close()
+
+
+def test_large_part_of_a_request_is_sent_as_the_entry_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, entries = entries_of(monkeypatch, value=bytes(5000))
+    records, size = loops.whole_batches(entries, 0, 100_000, with_zstd=True)
+    assert [type(one) for one in records] == [Entry] * PARTITIONS
+    payloads = [bytes(entry.payload) for entry in entries]
+    assert [bytes(one) for one in records] == payloads
+    assert [len(one) for one in records] == [len(payload) for payload in payloads]
+    assert size == sum(map(len, payloads))
+
+
+def test_buffer_of_an_entry_is_read_only_and_keeps_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, entries = entries_of(monkeypatch, value=bytes(5000))
+    frame: Any = entries[0].payload
+    frame = cast(memoryview, frame).obj
+    view = memoryview(cast(Any, entries.pop()))
+    entries.clear()
+    assert view.readonly
+    with pytest.raises(TypeError):
+        view[0] = 1
+    with pytest.raises(BufferError):
+        frame.clear()
+    assert len(view) > 5000
+    view.release()
+    gc.collect()
+    frame.clear()
+
+
+def test_entry_that_waits_to_be_sent_does_not_keep_a_larger_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, entries = entries_of(monkeypatch, value=bytes(5000))
+    waiting = [transport._own(entry) for entry in entries]
+    assert waiting == [bytes(entry.payload) for entry in entries]
+    assert {type(one) for one in waiting} == {bytes}
+
+
+@pytest.mark.parametrize("payload", [b"", b"abc", bytearray(b"abc"), memoryview(b"abc")])
+def test_entry_is_the_buffer_of_its_payload_and_always_true(payload: Any) -> None:
+    if compiled is None:
+        pytest.skip("only compiled entries are buffers")
+    entry: Any = Entry(0, 0, -1, payload)
+    assert (bytes(entry), len(entry), bool(entry)) == (bytes(payload), len(payload), True)

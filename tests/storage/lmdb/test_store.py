@@ -16,6 +16,7 @@ from storage.lmdb.layout import Slot
 from storage.lmdb.log import LmdbLog
 from storage.log import (
     Entry,
+    EntryRun,
     LogClosed,
     OffsetOutOfRange,
     StorageFailed,
@@ -268,6 +269,16 @@ async def fetch(log: LmdbLog, offset: int, max_bytes: int = 0) -> list[Entry]:
     return await log.read(offset, max_bytes) if resident is None else resident
 
 
+def in_python(log: LmdbLog, name: str) -> Callable[..., Any]:
+    """The method that compiled code replaces in the common case."""
+    found: Callable[..., Any] = getattr(log, f"{name}_any", getattr(log, name))
+    return found
+
+
+def outline(run: EntryRun | None) -> object:
+    return run and (run.base_offset, run.last_offset, run.count, run.payload, run.entries())
+
+
 async def read_in_order(log: LmdbLog, max_bytes: int) -> tuple[list[Entry], int]:
     """All entries of a log; and how many reads needed no other thread."""
     found: list[Entry] = []
@@ -275,6 +286,8 @@ async def read_in_order(log: LmdbLog, max_bytes: int) -> tuple[list[Entry], int]
     count = 0
     while offset < log.end_offset:
         run, resident = log.read_run(offset, max_bytes), log.read_resident(offset, max_bytes)
+        assert outline(run) == outline(in_python(log, "read_run")(offset, max_bytes))
+        assert resident == in_python(log, "read_resident")(offset, max_bytes)
         entries = await log.read(offset, max_bytes)
         assert (run is None) is (resident is None)
         if run is not None and resident is not None:
