@@ -18,13 +18,9 @@ from gateway.fetch.fetch_reader import (
     FetchPass,
     FetchReader,
 )
-from gateway.fetch.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, next_epoch
+from gateway.fetch.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
 from gateway.protocol.errors import KafkaError
-from gateway.protocol.wire.fetch_codec import (
-    FIRST_WITH_TOPIC_IDS,
-    FetchResponse,
-    PartitionFetched,
-)
+from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
 from gateway.security.acls import AclOperation
 from storage.log import StorageError
 
@@ -34,7 +30,7 @@ INTERFACE = 1
 cdef int64_t slice_rows = SLICE_ROWS
 cdef int64_t bytes_per_row = BYTES_PER_ROW, entries_per_row = ENTRIES_PER_ROW
 cdef int64_t no_session = NO_SESSION, initial_epoch = INITIAL_EPOCH, final_epoch = FINAL_EPOCH
-cdef int64_t first_with_zstd = FIRST_WITH_ZSTD, first_with_topic_ids = FIRST_WITH_TOPIC_IDS
+cdef int64_t first_with_zstd = FIRST_WITH_ZSTD
 cdef object read_operation = AclOperation.READ
 cdef object whole_batches = loops.whole_batches, are_batches = loops.are_batches
 
@@ -178,8 +174,9 @@ cdef class Reading:
 
 
 cdef class FetchWork:
-    """What is needed besides: functions of `gateway.handlers.fetch`, of which `fetch` is the
-    coroutine, and its MAX_READ_AT_ONCE.
+    """The functions of `gateway.handlers.fetch` for what is not compiled, and MAX_READ_AT_ONCE.
+
+    `fetch` is the coroutine.
     """
 
     cdef object find_session, check_room, fetch, refused
@@ -194,9 +191,7 @@ cdef class FetchWork:
         cdef Reading reading
         cdef bint is_read = False, is_released = True
         try:
-            session = known_session(request, caller)
-            if session is None:
-                session = self.find_session(request, caller)
+            session = self.find_session(request, caller)
         except KafkaError as failure:
             return self.refused(request, caller, failure)
         try:
@@ -240,26 +235,6 @@ cdef class FetchWork:
             for requested in topic.partitions:
                 session.update((name, requested.index), requested)
         return True
-
-
-cdef known_session(request, caller):
-    """As `_find_session`, for a request that continues a session; None if that is not allowed."""
-    cdef int64_t epoch = request.session_epoch
-    if epoch <= initial_epoch:
-        return None
-    broker = caller.broker
-    session = broker.fetch_sessions.get(request.session_id, broker.now())
-    if (
-        session is None
-        or session.owner is not caller.session.principal
-        or session.is_in_use
-        or <int64_t>session.epoch != epoch
-        or session.uses_topic_ids != (<int64_t>request.version >= first_with_topic_ids)
-    ):
-        return None
-    session.epoch = next_epoch(epoch)
-    session.is_in_use = True
-    return session
 
 
 cdef reply_of(session, request, dict rows):
