@@ -176,7 +176,12 @@ class FetchReader:
                 # Open all closed partitions concurrently.
                 self._broker.topics.prefetch(*cached.key)
                 await self.slices.take(PARTITION_OPEN_ROWS)
-        order, self._begun_order = self._begun_order or self._order(partitions), None
+        order, self._begun_order = self._begun_order, None
+        if order is None:
+            order = self._order(partitions)
+        else:
+            # A partition may have got records meanwhile.
+            order = order + [cached for cached in partitions if cached not in order]
         for cached in order:
             if cached in result.rows:
                 continue

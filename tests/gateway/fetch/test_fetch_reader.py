@@ -242,6 +242,25 @@ def test_partitions_that_take_more_than_a_slice_are_read_in_several_turns(env, c
     assert len(payload(second)) == len(stored.payload)
 
 
+def test_partition_that_gets_records_between_two_turns_is_read_as_well(env):
+    env.topic("three", 3)
+    logs = [env.partition("three", index).log for index in range(3)]
+    everything = [from_offset(0, index) for index in range(3)]
+    begun = start_fetch(env, request(NEW, everything, topic="three", session=(0, 0))).result
+    stored = batched(0, 1, size=1 << 20)
+    # 512 rows of a time slice of 500.
+    ended(append(logs[0], [stored_entry(base, base, stored.payload) for base in range(16)]))
+    ended(append(logs[1], [stored]))
+    asked = request(NEW, everything[:1], topic="three", session=(begun.session_id, 1))
+    started = start_fetch(env, asked)
+    assert not started.is_done
+    ended(append(logs[2], [stored]))
+    env.clock.pump([0] * 5)
+    sizes = {key[1]: len(payload(row)) for key, row in rows(started.result).items()}
+    one = len(stored.payload)
+    assert sizes == {0: 16 * one, 1: one, 2: one}
+
+
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("version", [4, 9, 10])
 @pytest.mark.parametrize("other", [messages(2, 3, 1), batched(2, 3, codec=ZSTD)])
