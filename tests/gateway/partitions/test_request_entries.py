@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -187,3 +188,16 @@ def test_entry_is_the_buffer_of_its_payload_and_always_true(payload: Any) -> Non
         pytest.skip("only compiled entries are buffers")
     entry: Any = Entry(0, 0, -1, payload)
     assert (bytes(entry), len(entry), bool(entry)) == (bytes(payload), len(payload), True)
+
+
+def test_buffers_of_an_entry_leave_no_reference_behind() -> None:
+    if compiled is None:
+        pytest.skip("only compiled entries are buffers")
+    payload = bytes(5000)
+    entry: Any = Entry(0, 0, -1, payload)
+    before = sys.getrefcount(payload), sys.getrefcount(None)
+    for _ in range(1000):
+        memoryview(entry).release()
+    assert sys.getrefcount(payload) == before[0]
+    # None is counted up to Python 3.11. Other code holds it as well.
+    assert abs(sys.getrefcount(None) - before[1]) < 500
