@@ -34,7 +34,7 @@ _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """Framing of snappy-java: magic, version 1, compatible with version 1; blocks with 4-byte lengths
 follow.
 """
-_XERIAL_BLOCK = 32 * 1024
+XERIAL_BLOCK_BYTES = 32 * 1024
 MAX_XERIAL_BLOCKS = 100_000
 """Limit per stream. It allows 3 GiB in full blocks; tiny blocks cost as much work each as full
 ones.
@@ -170,8 +170,8 @@ def _read_snappy_block(block: memoryview, limit: int) -> bytes:
 def _compress_xerial(content: Buffer) -> bytes:
     view = memoryview(content)
     parts: list[Buffer] = [_XERIAL_HEADER]
-    for start in range(0, len(view), _XERIAL_BLOCK):
-        block = memoryview(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
+    for start in range(0, len(view), XERIAL_BLOCK_BYTES):
+        block = memoryview(cramjam.snappy.compress_raw(view[start : start + XERIAL_BLOCK_BYTES]))
         parts += (LENGTH.pack(len(block)), block)
     return b"".join(parts)
 

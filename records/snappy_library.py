@@ -11,11 +11,10 @@ import os
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from records.codecs import XERIAL_BLOCK_BYTES
+
 EXTENSION = "_pulsar"
 """The extension module that the library belongs to. It is not imported."""
-
-BLOCK_BYTES = 32 * 1024
-"""Content of a block in the framing of snappy-java."""
 
 _LENGTH = "_ZN6snappy21GetUncompressedLengthEPKcmPm"
 _UNPACK = "_ZN6snappy13RawUncompressEPKcmPc"
@@ -28,7 +27,7 @@ _MOST = "_ZN6snappy19MaxCompressedLengthEm"
 
 class SnappyFunctions(NamedTuple):
     """Addresses of GetUncompressedLength, RawUncompress and CompressFragment; maximum bytes of a
-    compressed block of BLOCK_BYTES.
+    compressed block of XERIAL_BLOCK_BYTES.
     """
 
     length: int
@@ -54,8 +53,8 @@ def find_snappy_functions() -> SnappyFunctions | None:
     except (ImportError, OSError, AttributeError, TypeError, ValueError):
         return None
     most.argtypes, most.restype = (ctypes.c_size_t,), ctypes.c_size_t
-    block_bytes = int(most(BLOCK_BYTES))
-    if not (length and unpack and pack and block_bytes > BLOCK_BYTES):
+    block_bytes = int(most(XERIAL_BLOCK_BYTES))
+    if not (length and unpack and pack and block_bytes > XERIAL_BLOCK_BYTES):
         return None
     return SnappyFunctions(length, unpack, pack, block_bytes)
 
