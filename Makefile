@@ -126,11 +126,12 @@ chaos: $(VENV)/.test
 restarts: $(VENV)/.test
 	$(PY) -m pytest -q -s -m slow tests/peers/cluster/test_clients_during_restarts.py $(ARGS)
 
-## fuzz the record functions with atheris (ARGS: --seconds N for each of three targets, --seed N)
+## fuzz the parsers of foreign bytes with atheris (ARGS: --seconds N for each of five targets,
+## --seed N)
 fuzz: $(VENV)/.test
 	$(PIP) install -q --only-binary :all: atheris
-	@for target in agreement entry_points whole; do \
-		$(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
+	@for target in agreement entry_points whole requests journal; do \
+		$(PY) -m tests.fuzz.fuzzer --target $$target $(ARGS) || exit 1; done
 
 ## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
 bench: $(VENV)/.test

@@ -74,8 +74,7 @@ def sessions(tmp_path: Path) -> Sessions:
     return Sessions(tmp_path)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("marker", ["peer", "spark"])
+@pytest.mark.parametrize(("marker", "workers"), [("peer", "2"), ("spark", "0")])
 def test_failed_peer_test_that_passes_alone_is_unstable(
     sessions: Sessions, marker: str, workers: str
 ) -> None:

@@ -186,3 +186,35 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "agreement": agreement,
     "whole": whole_batches,
 }
+
+
+def seeds() -> list[bytes]:
+    """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
+    batch.
+    """
+    import cramjam
+
+    from tests.records.sample_records import SNAPPY, Sample, batch, message_set, wrapper
+
+    found = [
+        Sample(
+            n,
+            1000 - n,
+            b"k" * (n % 3) or None,
+            b"value" * n if n % 4 else None,
+            ((b"h", b"v"),) * (n % 2),
+        )
+        for n in range(4)
+    ]
+    sets = [
+        batch(found[:3])[61:],
+        batch(found),
+        message_set(found, magic=0),
+        message_set(found, magic=1),
+    ]
+    sets += [batch(found, codec=codec) for codec in (1, 2, 3, 4)]
+    block = bytes(cramjam.snappy.compress_raw(sets[0]))
+    sets.append(batch(found[:3], content=block, attributes=SNAPPY))
+    sets += [wrapper(found, codec, magic=magic) for codec in (1, 2, 3) for magic in (0, 1)]
+    sets.append(message_set(found, magic=1) + wrapper(found, 1, magic=1))
+    return [b"\0" + content for content in sets]

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from records import RecordsError, _pure
-from tests.fuzz.records import main
 from tests.records.sample_records import Sample, batch, message, message_set, record, varint
 from tests.records.strategies import prop, samples
 
@@ -272,10 +271,3 @@ def test_buffers_are_released(name):
         buffer = bytearray(content)
         outcome(lambda *rest, buffer=buffer: getattr(kernel, name)(buffer, *rest), *arguments)
         buffer.append(0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("target", ["agreement", "whole"])
-def test_compiled_kernel_equals_pure_python_on_mutated_sets_for_two_seconds(monkeypatch, target):
-    monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", target])
-    assert main() == 0

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("seeds", "cuts"), [(30, 200), pytest.param(1250, 10_000, marks=pytest.mark.slow)]
+    ("seeds", "cuts"), [(12, 80), pytest.param(1250, 10_000, marks=pytest.mark.slow)]
 )
 @ensureDeferred
 async def test_power_cut_loses_nothing_acknowledged(seeds: int, cuts: int) -> None:

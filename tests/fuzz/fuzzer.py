@@ -1,15 +1,16 @@
-"""Fuzz the record functions for a limited time.
+"""Fuzz the parsers of foreign bytes for a limited time.
 
-    python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed N]
+    python -m tests.fuzz.fuzzer [--target NAME] [--seconds N] [--seed N]
 
-With atheris (pip install atheris), coverage of the plain-Python loops guides the fuzzer, and the
-compiled kernel gets every input too. Without it, or with `--plain`, valid record sets are mutated:
-the short form for CI. Exits with 0 if nothing was found.
+With atheris (pip install atheris), coverage of the Python implementation guides the fuzzer, and the
+compiled one gets every input too. Without it, or with `--plain`, valid input is mutated: the short
+form for CI. Exits with 0 if nothing was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import random
 import sys
@@ -17,6 +18,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+#: Target -> the module that has it, and the packages whose coverage guides the fuzzer.
+TARGETS = {
+    "agreement": ("records_targets", ("compat.message_sets", "records")),
+    "entry_points": ("records_targets", ("compat.message_sets", "records")),
+    "whole": ("records_targets", ("compat.message_sets", "records")),
+    "requests": ("wire_targets", ("gateway.protocol.wire", "gateway.net.framing", "records")),
+    "journal": ("journal_targets", ("storage.lmdb.frames",)),
+}
 
 _MAX_SIZE = 4096
 _EDGES = (0, 1, 0x7F, 0x80, 0xFF)
@@ -26,9 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--target", default="agreement", choices=("agreement", "entry_points", "whole")
-    )
+    parser.add_argument("--target", default="agreement", choices=tuple(TARGETS))
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="do without atheris")
@@ -41,10 +49,10 @@ def main() -> int:
 def _guided(name: str, seconds: int, seed: int) -> int:
     import atheris
 
-    with atheris.instrument_imports(include=["compat.message_sets", "records"]):
-        target = _target(name)
+    with atheris.instrument_imports(include=list(TARGETS[name][1])):
+        target, seeds = _target(name)
     with tempfile.TemporaryDirectory() as corpus:
-        for number, content in enumerate(_seeds()):
+        for number, content in enumerate(seeds):
             Path(corpus, str(number)).write_bytes(content)
         atheris.Setup(
             [
@@ -63,10 +71,10 @@ def _guided(name: str, seconds: int, seed: int) -> int:
 
 
 def _mutate(name: str, seconds: int, seed: int) -> int:
-    """Mutate valid sets until the time is over; a finding's bytes are printed before it is
+    """Mutate valid input until the time is over; a finding's bytes are printed before it is
     raised.
     """
-    target, seeds, rng = _target(name), _seeds(), random.Random(seed)
+    (target, seeds), rng = _target(name), random.Random(seed)
     deadline = time.monotonic() + seconds
     tried = 0
     while time.monotonic() < deadline:
@@ -110,42 +118,10 @@ def _mutated(rng: random.Random, content: bytes) -> bytes:
     return bytes(payload[:_MAX_SIZE])
 
 
-def _target(name: str) -> Callable[[bytes], None]:
-    from tests.fuzz.records_targets import TARGETS
-
-    return TARGETS[name]
-
-
-def _seeds() -> list[bytes]:
-    """Valid sets of every format and codec, prefixed with the selecting byte, and the records of a
-    batch.
-    """
-    import cramjam
-
-    from tests.records.sample_records import SNAPPY, Sample, batch, message_set, wrapper
-
-    found = [
-        Sample(
-            n,
-            1000 - n,
-            b"k" * (n % 3) or None,
-            b"value" * n if n % 4 else None,
-            ((b"h", b"v"),) * (n % 2),
-        )
-        for n in range(4)
-    ]
-    sets = [
-        batch(found[:3])[61:],
-        batch(found),
-        message_set(found, magic=0),
-        message_set(found, magic=1),
-    ]
-    sets += [batch(found, codec=codec) for codec in (1, 2, 3, 4)]
-    block = bytes(cramjam.snappy.compress_raw(sets[0]))
-    sets.append(batch(found[:3], content=block, attributes=SNAPPY))
-    sets += [wrapper(found, codec, magic=magic) for codec in (1, 2, 3) for magic in (0, 1)]
-    sets.append(message_set(found, magic=1) + wrapper(found, 1, magic=1))
-    return [b"\0" + content for content in sets]
+def _target(name: str) -> tuple[Callable[[bytes], None], list[bytes]]:
+    """The function of a target, and valid input."""
+    module = importlib.import_module(f"tests.fuzz.{TARGETS[name][0]}")
+    return module.TARGETS[name], module.seeds()
 
 
 if __name__ == "__main__":
