@@ -52,10 +52,10 @@ LONGEST = (
     "tests/contract/test_append.py",
     "tests/peers/on_pulsar/test_mirrored_cursors.py",
     "tests/storage/pulsar/compaction/test_space_reclaim_model.py",
-    "tests/reports/test_command.py",
-    "tests/reports/test_follow.py",
-    "tests/reports/test_exit_codes.py",
     "tests/reports/test_cluster.py",
+    "tests/reports/test_real_clients.py",
+    "tests/reports/traffic/test_skew.py",
+    "tests/reports/test_exit_codes.py",
 )
 
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping
 
 import pytest
 
@@ -20,23 +21,34 @@ from tests.testkit import jvm
 FOR_SHORT_LIVES = " ".join((*jvm.QUIET, *jvm.CLIENT))
 
 #: For small tables, planning and compiling queries takes most of the time. Adaptive execution plans
-#: each query again after each shuffle; `test_skew.py` turns it on, and whole commands have it.
+#: each query again after each shuffle; `test_skew.py` turns it on, and whole commands have it. The
+#: last two settings are a check of each optimizer rule and filters derived from other filters.
 FOR_SMALL_TABLES = {
     "spark_sql_adaptive_enabled": "false",
     "spark_sql_shuffle_partitions": "1",
+    "spark_sql_leafNodeDefaultParallelism": "1",
     "spark_sql_codegen_wholeStage": "false",
     "spark_sql_codegen_factoryMode": "NO_CODEGEN",
+    "spark_sql_lightweightPlanChangeValidation": "false",
+    "spark_sql_constraintPropagation_enabled": "false",
 }
 
-#: Variables of a command without generated code, whose compilation is a fifth of its CPU time.
-WITHOUT_CODEGEN = {
-    "PYSPARK_SUBMIT_ARGS": " ".join(
-        f"--conf {name.replace('_', '.')}={text}"
+
+def submit_arguments(settings: Mapping[str, str], *more: str) -> dict[str, str]:
+    """The variable with which a command starts Spark with settings and more options."""
+    options = [f"--conf {name.replace('_', '.')}={text}" for name, text in settings.items()]
+    return {"PYSPARK_SUBMIT_ARGS": " ".join((*options, *more, "pyspark-shell"))}
+
+
+#: Variables of a command with those of the settings that it does not make itself. The compilation
+#: of generated code is a fifth of its CPU time.
+FOR_SMALL_REPORTS = submit_arguments(
+    {
+        name: text
         for name, text in FOR_SMALL_TABLES.items()
-        if "codegen" in name
-    )
-    + " pyspark-shell"
-}
+        if name not in ("spark_sql_adaptive_enabled", "spark_sql_shuffle_partitions")
+    }
+)
 
 
 @pytest.fixture(scope="session")

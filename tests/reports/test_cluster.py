@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.conftest import FOR_SMALL_TABLES
+from tests.reports.conftest import FOR_SMALL_TABLES, submit_arguments
 from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
@@ -59,26 +59,33 @@ def of_cluster() -> dict[str, str]:
     """Environment of a machine with Spark but without kopgate and without Python."""
     import pyspark
 
-    # A class archive is for another SPARK_HOME and no folder of settings.
-    others = ("PYTHONPATH", "SPARK_SUBMIT_OPTS")
-    mine = {name: text for name, text in os.environ.items() if name not in others}
-    home = str(Path(pyspark.__file__).parent)
+    mine = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     return {
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
         **mine,
-        "SPARK_HOME": home,
+        # The flags of an archive of classes, which are those of the driver.
+        "SPARK_DAEMON_JAVA_OPTS": mine.get("SPARK_SUBMIT_OPTS", ""),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": "/nonexistent",
     }
 
 
 @pytest.fixture
-def environment(of_cluster, tmp_path) -> dict[str, str]:
+def settings(of_cluster, tmp_path) -> str:
+    """The option of the driver's settings. They are in no folder on the class path, with which Java
+    would not use an archive of its classes.
+    """
+    file = tmp_path / "settings.conf"
+    flags = {"spark.executor.extraJavaOptions": of_cluster["SPARK_DAEMON_JAVA_OPTS"]}
+    file.write_text("".join(f"{name} {value}\n" for name, value in (SMALL | flags).items()))
+    return f"--properties-file={file}"
+
+
+@pytest.fixture
+def environment(of_cluster, settings) -> dict[str, str]:
     """The driver's environment."""
-    settings = tmp_path / "conf" / "spark-defaults.conf"
-    settings.parent.mkdir()
-    settings.write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
     of_kopgate = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    return {**of_cluster, **of_kopgate, "SPARK_CONF_DIR": str(settings.parent)}
+    return {**of_cluster, **of_kopgate, **submit_arguments({}, settings)}
 
 
 @pytest.fixture
@@ -130,7 +137,7 @@ def logs(tmp_path):
     return process.logs
 
 
-def submitted(environment, master, *words):
+def submitted(environment, settings, master, *words):
     place = subprocess.run(
         [sys.executable, "-m", "reports.places"],
         cwd=ROOT,
@@ -142,6 +149,7 @@ def submitted(environment, master, *words):
         f"{environment['SPARK_HOME']}/bin/spark-submit",
         "--master",
         master,
+        settings,
         place,
         *map(str, words),
     ]
@@ -155,62 +163,59 @@ def said(out):
     return summary, (out / "clients.csv").read_text(), (out / "blockers.csv").read_text()
 
 
-def test_cluster_report_equals_local_report(spark, environment, master, logs, tmp_path):
-    from reports.analysis import facts
-    from reports.page import answer
-    from reports.run import ReportRequest, run
-
+def test_cluster_report_equals_local_report(spark, environment, settings, master, logs, tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
-    first = submitted(environment, master, "--logs", logs, "--out", there, "--since", DAYS[0])
+    first = submitted(
+        environment, settings, master, "--logs", logs, "--out", there, "--since", DAYS[0]
+    )
     assert first.returncode == 3, first.stderr[-3000:]
     # Spark forwards stdout and stderr of Python as one stream.
     *before, warning = first.stdout.splitlines()[:-5]
-    lines = first.stdout.splitlines()[-5:]
     assert warning == "Warning: 1 new lines quarantined: incomplete line", before
     assert list((tmp_path / "work").glob("app-*/0")), (
         "no executor of the cluster had any part in it"
     )
-    order = ReportRequest(
-        logs, here, facts.load_target(facts.DEFAULT_TARGET), date.fromisoformat(DAYS[0])
-    )
-    assert answer.five_lines(run(spark, order, datetime.now(UTC))) == lines
+    assert first.stdout.splitlines()[-5:] == reported_here(spark, logs, here)
     assert said(there) == said(here)
+
+
+def reported_here(spark, logs, out):
+    """Make a local report and return its answer."""
+    from reports.analysis import facts
+    from reports.page import answer
+    from reports.run import ReportRequest, run
+
+    target = facts.load_target(facts.DEFAULT_TARGET)
+    order = ReportRequest(logs, out, target, date.fromisoformat(DAYS[0]))
+    return answer.five_lines(run(spark, order, datetime.now(UTC)))
 
 
 @pytest.mark.slow
 def test_report_of_the_command_on_a_cluster_equals_local_report(
     spark, environment, master, logs, tmp_path
 ):
-    from reports.analysis import facts
-    from reports.page import answer
-    from reports.run import ReportRequest, run
-
-    out, since = tmp_path / "here", date.fromisoformat(DAYS[0])
-    order = ReportRequest(logs, out, facts.load_target(facts.DEFAULT_TARGET), since)
-    lines = answer.five_lines(run(spark, order, datetime.now(UTC)))
-    from_here = [
-        sys.executable,
-        "-m",
-        "gateway",
-        "report",
-        "--logs",
-        logs,
-        "--out",
-        tmp_path / "from-here",
-        "--since",
-        DAYS[0],
-    ]
-    command = [*map(str, from_here), "--master", master, "--memory", "512m"]
-    second = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    there, here = tmp_path / "there", tmp_path / "here"
+    words = ["--logs", logs, "--out", there, "--since", DAYS[0], "--master", master]
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", "report", *map(str, words), "--memory", "512m"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert second.stdout.splitlines() == lines, second.stderr[-3000:]
+    assert done.stdout.splitlines() == reported_here(spark, logs, here), done.stderr[-3000:]
     assert len(list((tmp_path / "work").glob("app-*/0"))) == 1
+    assert said(there) == said(here)
 
 
-def test_object_store_url_is_rejected_with_advice(environment, tmp_path):
-    refused = submitted(
-        environment, "local[1]", "--logs", "s3a://bucket/logs", "--out", tmp_path / "out"
-    )
-    assert refused.returncode == 2
-    assert "mounted or copied first" in refused.stdout
+def test_object_store_url_is_rejected_with_advice(monkeypatch, capsys, tmp_path):
+    """Before Spark starts."""
+    from reports.__main__ import main
+
+    words = ["reports", "--logs", "s3a://bucket/logs", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "mounted or copied first" in " ".join(capsys.readouterr().err.split())

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.legacy_clients.brokers import are_required
-from tests.reports.conftest import WITHOUT_CODEGEN
+from tests.reports.conftest import FOR_SMALL_REPORTS
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import running_in, when
 from tests.reports.traffic.traffic_logs import Process, ms
@@ -28,23 +28,22 @@ ROOT = Path(__file__).parents[2]
 DAY = "2026-11-20"
 #: Runs a command on a small volume that is unmounted with it, as root or in a user namespace.
 NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
-#: Arguments: folder, folder for copies, command. Runs the command on a volume that is full while
-#: rows are written, then on a larger one that is full while the report is made, and then with room.
-#: Copies the content each time. All in one script, since the volume exists only in its process.
-THREE_TIMES = """
-out="$0" kept="$1"; shift
-mount -t tmpfs -o size=200k none "$out" || exit 99
-for place in rows report; do
-    mkdir "$kept/$place"
-    "$@" > "$kept/$place/stdout" 2> "$kept/$place/stderr"
-    printf %s $? > "$kept/$place/code"
-    cp -r "$out" "$kept/$place/out" || exit 98
-    mount -o remount,size=$([ $place = rows ] && echo 800k || echo 64m) "$out" || exit 97
+#: Arguments: folder, folder for copies, sizes, command. Runs the command on a volume of each of the
+#: sizes, and copies its output and the content each time. All in one script, since the volume
+#: exists only in its process.
+ON_DISKS = """
+out="$0" kept="$1" sizes="$2"; shift 2
+mount -t tmpfs none "$out" || exit 99
+for size in $sizes; do
+    mount -o remount,size=$size "$out" || exit 98
+    mkdir "$kept/$size"
+    "$@" > "$kept/$size/stdout" 2> "$kept/$size/stderr"
+    printf %s $? > "$kept/$size/code"
+    cp -r "$out" "$kept/$size/out" || exit 97
 done
-"$@"
-code=$?
-cp -r "$out" "$kept/roomy" && exit $code
 """
+#: Full while rows are written, full while the report is made, and with room.
+SMALL, LARGER, ROOMY = "200k", "800k", "64m"
 
 
 def write(logs):
@@ -89,7 +88,7 @@ def report(logs, out, *before):
     return subprocess.run(
         [*before, *command(logs, out)],
         cwd=ROOT,
-        env={**os.environ, **WITHOUT_CODEGEN},
+        env={**os.environ, **FOR_SMALL_REPORTS},
         capture_output=True,
         text=True,
         check=False,
@@ -101,11 +100,12 @@ def logs(tmp_path):
     return write(tmp_path / "logs")
 
 
-def killed_when(pattern, there, logs, out):
-    """Kill a report as soon as a file in `out` matches `made`; return whether it was killed before
-    its end.
+def killed_when(pattern, there, logs, out, with_java):
+    """Kill a report as soon as a file in `out` matches `pattern`; return whether it was killed
+    before its end.
 
-    The report is suspended once a file matches `there`. Its Java has ended when this returns.
+    The report is suspended once a file matches `there`. Its Java has ended when this returns: it is
+    killed, too, or ends by itself.
     """
 
     def made():
@@ -117,21 +117,23 @@ def killed_when(pattern, there, logs, out):
     with subprocess.Popen(
         words,
         cwd=ROOT,
-        env={**os.environ, **WITHOUT_CODEGEN},
+        env={**os.environ, **FOR_SMALL_REPORTS},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as process:
         when(process, lambda: not made() <= before)
-        process.kill()
+        if with_java:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     while running_in(process.pid):
         time.sleep(0.05)
     return process.returncode == -signal.SIGKILL
 
 
-@pytest.fixture(scope="module")
-def disk(pyspark, tmp_path_factory):
-    """The folder with copies of a volume that was full twice, and the last command."""
+def report_on_disks(folder, *sizes):
+    """The folder with the log, and with copies of a volume with the report, by size."""
     within = next(
         (
             found
@@ -143,21 +145,27 @@ def disk(pyspark, tmp_path_factory):
     if within is None:
         missing = "no volume can be mounted here: neither as root nor in a namespace of one's own"
         (pytest.fail if are_required() else pytest.skip)(missing)
-    folder = tmp_path_factory.mktemp("disk")
-    out, kept = folder / "out", folder / "kept"
+    out = folder / "out"
     out.mkdir()
-    kept.mkdir()
-    done = report(
-        write(folder / "logs"), out, *within, "sh", "-c", THREE_TIMES, str(out), str(kept)
-    )
-    return kept, done
+    words = [*within, "sh", "-c", ON_DISKS, str(out), str(folder), " ".join(sizes)]
+    done = report(write(folder / "logs"), out, *words)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
-@pytest.mark.parametrize(("place", "batches"), [("rows", 0), ("report", 1)])
-def test_full_disk_is_reported(disk, place, batches):
+@pytest.fixture(scope="module")
+def full_disk(pyspark, tmp_path_factory):
+    return report_on_disks(tmp_path_factory.mktemp("disk"), SMALL)
+
+
+@pytest.fixture(scope="module")
+def disks(pyspark, tmp_path_factory):
+    return report_on_disks(tmp_path_factory.mktemp("disks"), SMALL, LARGER, ROOMY)
+
+
+def is_reported_as_full(kept, batches):
     from reports.ingest.taken_files import Tables
 
-    kept = disk[0] / place
     assert ((kept / "code").read_text(), (kept / "stdout").read_text()) == ("1", "")
     told = (kept / "stderr").read_text()
     assert "no space left in" in told.splitlines()[-1]
@@ -168,11 +176,28 @@ def test_full_disk_is_reported(disk, place, batches):
     ) == (batches, False)
 
 
-def test_run_after_full_disks_counts_everything_once(spark, disk):
+def test_full_disk_is_reported_and_next_run_counts_everything_once(spark, full_disk):
+    from reports.ingest.ingest_job import ingest, stored
+    from reports.ingest.taken_files import Tables
+
+    is_reported_as_full(full_disk / SMALL, batches=0)
+    tables = Tables(full_disk / SMALL / "out" / "tables")
+    ingest(spark, full_disk / "logs", tables, datetime.now(UTC))
+    rows = stored(spark, tables, "usage")
+    assert (rows.count(), rows.select("sequence").distinct().count()) == (5001, 5001)
+
+
+@pytest.mark.slow
+def test_disk_full_while_report_is_made_is_reported(disks):
+    is_reported_as_full(disks / LARGER, batches=1)
+
+
+@pytest.mark.slow
+def test_run_after_full_disks_counts_everything_once(spark, disks):
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
 
-    out = disk[0] / "roomy"
+    out = disks / ROOMY / "out"
     rows = stored(spark, Tables(out / "tables"), "usage")
     assert (rows.count(), rows.select("sequence").distinct().count()) == (5001, 5001)
     with (out / "clients.csv").open(newline="") as file:
@@ -183,13 +208,15 @@ def test_run_after_full_disks_counts_everything_once(spark, disk):
     assert json.loads((out / "summary.json").read_text())["log"]["files"] == 0
 
 
-def test_answer_has_five_lines_and_exit_code_says_not_ready(disk):
-    kept, done = disk
-    assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
+@pytest.mark.slow
+def test_answer_has_five_lines_and_exit_code_says_not_ready(disks):
+    last = disks / ROOMY
+    answer, told = (last / "stdout").read_text(), (last / "stderr").read_text()
+    assert ((last / "code").read_text(), len(answer.splitlines())) == ("3", 5), told
     # And none of the output of Java and Spark at each start. Only the run before had new files.
-    before = (kept / "report" / "stderr").read_text().splitlines()
+    before = (disks / LARGER / "stderr").read_text().splitlines()
     assert before[:3] == ["starting Spark", "files", "clients"]
-    assert done.stderr.splitlines() == [
+    assert told.splitlines() == [
         "starting Spark",
         "clients",
         "readiness",
@@ -198,15 +225,16 @@ def test_answer_has_five_lines_and_exit_code_says_not_ready(disk):
         "summary",
         "done",
     ]
-    assert "billing" in done.stdout.splitlines()[1]
-    assert json.loads((kept / "roomy" / "summary.json").read_text())["applications"]["refused"] == 1
-    assert "billing" in (kept / "roomy" / "report.html").read_text()
+    assert "billing" in answer.splitlines()[1]
+    out = last / "out"
+    assert json.loads((out / "summary.json").read_text())["applications"]["refused"] == 1
+    assert "billing" in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_report_counts_everything_once_next_time(spark, logs, tmp_path, kills):
     """While rows are written, after the commit (rows of open files not yet), and while the report
-    is made.
+    is made. Its Java is killed at the first two; at all three, it ends by itself.
     """
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
@@ -228,7 +256,7 @@ def test_killed_report_counts_everything_once_next_time(spark, logs, tmp_path, k
         ("taken/*.json", "tables/taken/*.json"),
         ("clients.csv", "clients.csv"),
     )[:kills]:
-        assert killed_when(pattern, there, logs, tmp_path / "out"), pattern
+        assert killed_when(pattern, there, logs, tmp_path / "out", with_java=kills == 2), pattern
     assert not (tmp_path / "out" / "summary.json").exists()
     ingest(spark, logs, tables, datetime.now(UTC))
     assert {path.name for path in tables.folder.glob("batch=*")} == {

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.cli.report import STOPPED
 from tests.gateway.cli.screen import lines_of
-from tests.reports.conftest import WITHOUT_CODEGEN
+from tests.reports.conftest import FOR_SMALL_REPORTS
 from tests.reports.suspended import suspend_at
 from tests.reports.terminal import COLUMNS, Terminal, running_in, when
 from tests.reports.traffic.traffic_logs import Process, ms
@@ -131,12 +131,12 @@ def test_missing_java_is_reported_with_requirements(logs, tmp_path):
 
 
 @pytest.fixture
-def without_codegen(monkeypatch):
-    for name, text in WITHOUT_CODEGEN.items():
+def small_reports(monkeypatch):
+    for name, text in FOR_SMALL_REPORTS.items():
         monkeypatch.setenv(name, text)
 
 
-@pytest.mark.usefixtures("without_codegen")
+@pytest.mark.usefixtures("small_reports")
 def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
     code, answer, written, left = Terminal(command("--logs", logs, "--out", tmp_path / "out")).end()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -154,7 +154,7 @@ def test_ready_report_exits_0_with_one_complete_progress_bar(logs, tmp_path):
     assert not (tmp_path / "out" / ".new").exists()
 
 
-@pytest.mark.usefixtures("without_codegen")
+@pytest.mark.usefixtures("small_reports")
 @pytest.mark.parametrize(
     "point",
     [
@@ -188,7 +188,7 @@ def test_ctrl_c_exits_130_with_one_line_and_leaves_nothing_incomplete(logs, tmp_
     ] == []
 
 
-@pytest.mark.usefixtures("without_codegen")
+@pytest.mark.usefixtures("small_reports")
 def test_killed_java_exits_1_and_is_reported(logs, tmp_path):
     out = tmp_path / "out"
     here = Terminal(suspend_at(command("--logs", logs, "--out", out), out, "tables"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.conftest import FOR_SMALL_TABLES
-from tests.reports.terminal import running_in
+from tests.reports.conftest import FOR_SMALL_TABLES, submit_arguments
 from tests.reports.traffic.traffic_logs import Process, ms
 from tests.testkit.cache import CannotInstall
 from tests.testkit.gateway import gateway, one_record
@@ -36,12 +36,9 @@ def environment(pyspark):
         jars = ",".join(map(str, connector(pyspark.__version__)))
     except CannotInstall as missing:
         pytest.fail(str(missing))
-    settings = " ".join(
-        f"--conf {name.replace('_', '.')}={text}" for name, text in FOR_SMALL_TABLES.items()
-    )
     return {
         **os.environ,
-        "PYSPARK_SUBMIT_ARGS": f"--driver-memory 512m {settings} --jars {jars} pyspark-shell",
+        **submit_arguments(FOR_SMALL_TABLES, "--driver-memory 512m", f"--jars {jars}"),
     }
 
 
@@ -88,11 +85,13 @@ def produces(server, times=3):
 
 
 def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, following, tmp_path):
+    """First from the topic, until the process is killed; then in turns."""
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
 
     log, out = tmp_path / "traffic", tmp_path / "out"
     tables = Tables(out / "tables")
+    writing = ("--traffic-log", str(log), "--traffic-topic")
 
     def there():
         rows = [
@@ -100,36 +99,40 @@ def test_rows_of_topic_and_files_count_once_despite_killed_process(spark, follow
             for kind in ("usage", "connection")
             for row in stored(spark, tables, kind).select("connection", "sequence").collect()
         ]
-        return sorted((row["connection"].rpartition("-")[0], row["sequence"]) for row in rows)
+        return sorted(map(key, rows))
 
-    with gateway(
-        tmp_path, "--traffic-log", str(log), "--traffic-topic", traffic_log_interval_ms=1000
-    ) as server:
+    def written():
+        return sorted(map(key, read_rows(log)))
+
+    with gateway(tmp_path, *writing, traffic_log_interval_ms=1000) as server:
         produces(server)
         with following(server, "--every", "1") as process:
-            while len(tables.batches()) < 2:
+            while not tables.batches():
                 assert process.poll() is None, process.stderr.read()[-3000:]
                 time.sleep(0.01)
-            process.kill()
-        # Its Java would continue to read the topic during the next run.
-        while running_in(process.pid):
-            time.sleep(0.05)
+            # Its Java, too, which would continue to read the topic during the next run.
+            os.killpg(process.pid, signal.SIGKILL)
         first = there()
         assert len(first) >= 3 * 3
+        assert server.stop() == 0
+    taken = ingest(spark, log, tables, datetime.now(UTC))
+    assert (there(), taken.repeated_rows) == (written(), len(first))
+    before = there()
+    with gateway(tmp_path, *writing, traffic_log_interval_ms=1000) as server:
         produces(server)
         ends_well(following(server, "--once"))
         followed = there()
         assert server.stop() == 0
-    everything = sorted(
-        (row["connection"].rpartition("-")[0], row["sequence"]) for row in read_rows(log)
-    )
-    assert set(first) < set(followed) < set(everything)
+    everything = written()
+    assert set(first) < set(before) < set(followed) < set(everything)
     assert len(followed) == len(set(followed))
     taken = ingest(spark, log, tables, datetime.now(UTC))
-    assert (there(), taken.repeated_rows) == (everything, len(followed))
-    with gateway(tmp_path) as server:
-        ends_well(following(server, "--once"))
-    assert there() == everything
+    assert (there(), taken.repeated_rows) == (everything, len(followed) - len(before))
+
+
+def key(row):
+    """The process and the number of a row."""
+    return row["connection"].rpartition("-")[0], row["sequence"]
 
 
 def test_row_counts_on_day_of_its_record_if_clock_jumped(spark, tmp_path):

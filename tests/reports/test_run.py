@@ -18,19 +18,33 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 NOW = datetime.fromisoformat(f"{known_traffic.NOW}T09:00:00+00:00").astimezone(UTC)
 
 
-def reported(spark, logs, out, target="kafka-4.0", since=None):
+def reported(spark, logs, out, target="kafka-4.0"):
     from reports.analysis import facts
     from reports.run import ReportRequest, run
 
-    return run(spark, ReportRequest(logs, out, facts.load_target(target), since), NOW)
+    return run(spark, ReportRequest(logs, out, facts.load_target(target)), NOW)
 
 
 @pytest.fixture(scope="module")
 def report(spark, tmp_path_factory):
-    """The folders of the known traffic and of its report, and the summary."""
+    """The folders of the known traffic and of its report, and the summary. The tables from which
+    the report makes others are kept beside them, in `kept`.
+    """
+    from reports.outputs import Outputs
+
     folder = tmp_path_factory.mktemp("planted")
     known_traffic.write(folder / "logs")
-    return folder / "logs", folder / "out", reported(spark, folder / "logs", folder / "out")
+    intermediate = Outputs.intermediate
+
+    def kept(outputs, name, rows):
+        table = intermediate(outputs, name, rows)
+        shutil.copytree(folder / "out" / ".new" / name, folder / "kept" / name)
+        return table
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Outputs, "intermediate", kept)
+        summary = reported(spark, folder / "logs", folder / "out")
+    return folder / "logs", folder / "out", summary
 
 
 def table(out, name):
@@ -297,20 +311,8 @@ def test_files_of_killed_run_are_removed_before_rows_are_written(pyspark, tmp_pa
 @pytest.fixture(scope="module")
 def identified(spark, report):
     """The activity of that log and its applications' libraries, which no target changes."""
-    from reports.analysis import activity
-    from reports.analysis.behaviour import connection_kinds
-    from reports.analysis.identity import identify
-    from reports.ingest.ingest_job import stored
-    from reports.ingest.taken_files import Tables
-    from reports.outputs import Outputs
-
-    tables = Tables(report[1] / "tables")
-    outputs = Outputs(report[0].with_name("other"), spark)
-    connections, usage = (stored(spark, tables, kind) for kind in ("connection", "usage"))
-    who = activity.latest_connection_rows(connections)
-    did = outputs.intermediate("activity", activity.activity(usage, connections, who))
-    kinds = outputs.intermediate("kinds", connection_kinds(usage, connections, who))
-    return did, outputs.intermediate("identity", identify(kinds))
+    kept = report[0].with_name("kept")
+    return tuple(spark.read.parquet(str(kept / name)) for name in ("activity", "identity"))
 
 
 @pytest.mark.parametrize("target", known_traffic.STATES_FOR)
@@ -326,139 +328,6 @@ def test_other_target_gives_other_report_on_same_log(identified, target):
         .collect()
     )
     assert {row["client_id"]: row["state"] for row in states} == known_traffic.STATES_FOR[target]
-
-
-def test_since_excludes_earlier_days_and_needs_no_log_files(spark, report, tmp_path):
-    # In another folder: the other tests read that report.
-    shutil.copytree(report[1] / "tables", tmp_path / "tables")
-    summary = reported(spark, None, tmp_path, since=date(2026, 11, 16))
-    assert (summary["from"], summary["log"]["files"], summary["trend"]["days"]) == (
-        "2026-11-16",
-        0,
-        4,
-    )
-    assert summary["log"]["never_logged_in"] == len(
-        [day for day in known_traffic.DAYS if day >= "2026-11-16"]
-    )
-    assert "nightly" not in {row["client_id"] for row in table(tmp_path, "clients")}
-
-
-#: Names that clients and topics may have.
-EVIL = [
-    "=cmd|' /C calc'!A1",
-    "<script>alert(1)</script>",
-    "+1",
-    "\n=1",
-    "＝1",
-    "@x",
-    "-2",
-    "a\nb",
-    "\x1b[31mred",
-    "'\"><img src=x onerror=alert(1)>",
-    "",
-    "日本語",
-]
-
-
-#: Client ids of applications with impossible times.
-ODD_TIMES = {"ahead": ms("2262-01-01"), "beyond": 1 << 50, "behind": 0}
-
-
-@pytest.fixture(scope="module")
-def hostile(spark, tmp_path_factory):
-    """The report's folder and summary for applications with hostile names or impossible times, all
-    on one day.
-    """
-    folder = tmp_path_factory.mktemp("hostile")
-    process = Process(folder / "logs")
-    begin, rows = ms("2026-11-18"), []
-    for name in EVIL:
-        said = {
-            "principal": name,
-            "software": name,
-            "software_version": name,
-            "peer": name or "10.0.0.1",
-        }
-        rows += process.connection(
-            begin,
-            begin + 60_000,
-            [name],
-            [(0, 1, 1, 10, 10)],
-            [(name, 0, 1, {"bytes_in": 5})],
-            **said,
-        )
-    # Requests that only brokers send are refused in every version.
-    rows += process.connection(
-        begin, begin + 60_000, ["loud"], [(4, version, 1, 10, 10) for version in range(300)]
-    )
-    closing = {
-        "listener": "PLAINTEXT",
-        "client_ids": ["odd"],
-        "highest": {"x": 3, "99999999999": 1, "-5": 2, "4711": 4},
-    }
-    closing |= {
-        "first_requests": ["x:y", "", ":", "-1:2", "99999999999:1", "3:1"],
-        "habits": {"acks": 99, "protocols": ["=x", ""]},
-    }
-    rows.append(
-        process.row("connection", begin, "1-a-99", event="closed", principal="User:odd", **closing)
-    )
-    for name, far in ODD_TIMES.items():
-        rows += _at_odd_time(process, begin, name, far)
-    process.file("2026-11-18", 12, rows)
-    return folder / "out", reported(spark, process.logs, folder / "out")
-
-
-def _at_odd_time(process, begin, name, far):
-    opened, used, closed = process.connection(begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)])
-    bare = {"listener": "P", "mechanism": "GSSAPI", "road": "none", "protocol": "SASL"}
-    return [
-        opened | {"at": far},
-        used | {"at": far, "began": far},
-        closed | {"opened_at": far},
-        process.row("connection", far, f"1-x-{far}", event="opened", peer=name, **bare),
-    ]
-
-
-def test_hostile_names_do_not_break_outputs(spark, hostile):
-    out = hostile[0]
-    for path in out.glob("*.csv"):
-        with path.open(newline="") as file:
-            assert [
-                cell
-                for row in csv.reader(file)
-                for cell in row
-                if cell.startswith(("=", "+", "@", "\t", "\r", "\n", "＝"))
-            ] == [], path
-    others = {"odd", "loud", *ODD_TIMES}
-    assert {row["client_id"] for row in table(out, "clients")} == {
-        f"'{name}" if name[:1] in "=+-@\n＝" and name else name for name in EVIL
-    } | others
-    assert {row["client_id"] for row in spark.read.parquet(str(out / "clients")).collect()} == {
-        *EVIL,
-        *others,
-    }
-    assert not {"<script", "<img"} & set(
-        (out / "report.html").read_text().replace(">", " ").split()
-    )
-
-
-def test_refused_requests_beyond_fifty_are_counted(hostile):
-    blockers = {
-        row["client_id"]: row["reasons"].split(", ")
-        for row in json.loads((hostile[0] / "summary.json").read_text())["blockers"]
-    }
-    assert blockers.keys() == {*EVIL, "loud", *ODD_TIMES}
-    assert (len(blockers["loud"]), blockers["loud"][-1]) == (51, "and 250 more")
-
-
-def test_any_clock_year_gives_valid_times(hostile):
-    out, summary = hostile
-    assert {row["last_refused"] for row in summary["blockers"]} == {"2026-11-18"}
-    for name in ("clients", "blockers"):
-        assert {
-            row[when][:10] for row in table(out, name) for when in ("first_seen", "last_seen")
-        } == {"2026-11-18"}, name
 
 
 def test_page_shows_most_frequent_libraries_and_combines_others(spark, monkeypatch):
@@ -504,31 +373,6 @@ def test_page_shows_most_frequent_libraries_and_combines_others(spark, monkeypat
         ).count()
         == 3
     )
-
-
-def test_too_many_kinds_of_clients_are_counted_in_summary(spark, tmp_path, monkeypatch):
-    from reports.analysis import identity
-
-    monkeypatch.setattr(identity, "MAX_BEHAVIOURS", 1)
-    process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
-    sent = {
-        "first": (known_traffic.PRODUCE, 3),
-        "second": (known_traffic.PRODUCE, 3),
-        "other": (known_traffic.FETCH, 5),
-    }
-    for name, pair in sent.items():
-        rows += process.connection(begin, begin + 60_000, [name], known_traffic.requests(pair))
-    named = {"software": "apache-kafka-java", "software_version": "3.9.1"}
-    rows += process.connection(
-        begin, begin + 60_000, ["named"], known_traffic.requests((known_traffic.FETCH, 12)), **named
-    )
-    process.file("2026-11-18", 12, rows)
-    assert reported(spark, process.logs, tmp_path / "out")["log"]["library_not_looked_for"] == 1
-    evidence = {row["client_id"]: row["evidence"] for row in table(tmp_path / "out", "clients")}
-    assert {name for name, told in evidence.items() if told.startswith(identity.LEFT_OUT)} == {
-        "other"
-    }
-    assert evidence["named"].startswith("software name apache-kafka-java 3.9.1")
 
 
 def test_empty_log_gives_no_report(spark, tmp_path):

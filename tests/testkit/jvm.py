@@ -16,8 +16,10 @@ from tests.testkit.cache import CannotInstall, cached, command, fingerprint
 QUIET = ("-XX:-UsePerfData", "-Xlog:disable", "-Xlog:all=warning:stderr")
 #: For small or short-lived processes on few cores, where parallel collectors would compete.
 SERIAL = ("-XX:+UseSerialGC",)
-#: The same, for processes that live too briefly for the second compiler to pay off.
-CLIENT = (*SERIAL, "-XX:TieredStopAtLevel=1")
+#: The same, for processes that live too briefly for the second compiler to pay off. With only the
+#: first, Java reserves 48 MB for compiled code instead of 240. Spark needs more, and would compile
+#: code again that Java had to drop.
+CLIENT = (*SERIAL, "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 #: The compiler, without the JVM's own second compiler, which would take half of its time.
 JAVAC = ("javac", "-J-XX:TieredStopAtLevel=1", "-nowarn")
 VERSION_SECONDS = 60.0

@@ -39,7 +39,8 @@ class Found:
     """Expected findings.
 
     By (application, key, version) refused requests and bytes; users and bytes by (kind, name);
-    conversions by (application, topic); applications and refused applications by day.
+    conversions by (application, topic); applications and refused applications by day; by
+    application the versions that its connections send.
     """
 
     refused: dict[tuple[Who, int, int], list[int]] = field(
@@ -53,6 +54,9 @@ class Found:
     seen: dict[str, set[Who]] = field(default_factory=lambda: defaultdict(set))
     old_by_day: dict[str, set[Who]] = field(default_factory=lambda: defaultdict(set))
     requests: Counter[Who] = field(default_factory=Counter)
+    kinds: dict[Who, set[frozenset[tuple[int, int]]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
 
     @property
     def applications(self) -> set[Who]:
@@ -100,6 +104,8 @@ def write(logs, seed, days, applications=250, lowest=None, nodes=(7, 8)):
                     lowest or {},
                 )
             process.file(day, hour, rows, packed=chance.random() < 0.8)
+        # A file is finished when its process has started another.
+        process.file(days[-1], 23, [])
     return found
 
 
@@ -162,6 +168,7 @@ def _topic(chance, key, version):
 
 def _count(found, day, who, requests, topics, group):
     found.seen[day].add(who)
+    found.kinds[who].add(frozenset(request[:2] for request in requests))
     for key, version, count, bytes_in, bytes_out in requests:
         found.requests[who] += count
         if version < MINIMUMS.get(key, 0):

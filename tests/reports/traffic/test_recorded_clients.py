@@ -1,5 +1,5 @@
-"""The report on recorded clients: concluded libraries are correct, and no client that fails with
-Kafka 4 is "fine".
+"""The report on recorded clients: concluded libraries are correct, no client that fails with Kafka
+4 is "fine", and clients behind one address are one row that names each library and range.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from compat.fingerprint.matcher import MIN_SHARE
 from compat.fingerprint.table import OBSERVED, version_numbers
 from tests.compat.fingerprint.evaluation import UNSEEN
 from tests.reports.test_run import reported
-from tests.reports.traffic import known_traffic
+from tests.reports.traffic import known_traffic, shared_address
+from tests.reports.traffic.shared_address import BEHIND, is_within, libraries, recorded
 from tests.reports.traffic.traffic_logs import Process, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 JUDGEMENT = UNSEEN.parent / "kafka-4.jsonl"
 DAY = known_traffic.DAYS[-1]
+#: The principal of clients behind one address.
+SHARED = "User:ANONYMOUS"
 SETTING = "its protocol setting"
 #: A library and a version in `needs`; what is below the baseline but not refused is separate.
 ADVISED = re.compile(r"([a-z][a-z-]+) (?:\(not refused from )?(\d[\d.]*\d)")
@@ -76,13 +79,33 @@ def write(logs, rows):
 
 
 @pytest.fixture(scope="module")
-def clients(spark, tmp_path_factory):
-    """The report on each run: versions in the table and versions that are not."""
+def report(spark, tmp_path_factory):
+    """The rows of clients.csv, the summary and the page. Each recorded run is an application, with
+    versions in the table and versions that are not; others share an address and a client id.
+    """
     folder = tmp_path_factory.mktemp("fingerprints")
     write(folder / "logs", RUNS)
-    reported(spark, folder / "logs", folder / "out", target="kafka-4.x")
+    shared_address.write(folder / "logs", DAY)
+    summary = reported(spark, folder / "logs", folder / "out", target="kafka-4.x")
     with (folder / "out" / "clients.csv").open(newline="") as file:
-        return {row["principal"].removeprefix("User:"): row for row in csv.DictReader(file)}
+        rows = list(csv.DictReader(file))
+    return rows, summary, (folder / "out" / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def clients(report):
+    """By name, the applications of one recorded run each."""
+    return {
+        row["principal"].removeprefix("User:"): row
+        for row in report[0]
+        if row["principal"] != SHARED
+    }
+
+
+@pytest.fixture(scope="module")
+def shared(report):
+    """By client id, the applications behind one address."""
+    return {row["client_id"]: row for row in report[0] if row["principal"] == SHARED}
 
 
 def test_each_recorded_run_is_a_separate_application(clients):
@@ -191,3 +214,86 @@ def test_advice_has_version_and_setting_if_setting_is_uncertain(clients):
         clients["sarama-1.29.1/group"]["needs"]
         == "sarama 1.41.0, with its protocol setting (Config.Version) left out"
     )
+
+
+def software(name):
+    row = recorded()[name]
+    return f"{row['software']} {row['software_version']}"
+
+
+def versions(one):
+    low, high = one["version_low"], one["version_high"]
+    return low if low == high else f"{low} to {high}"
+
+
+@pytest.mark.parametrize("client_id", BEHIND)
+def test_row_lists_each_library_and_range_with_share_of_traffic(shared, client_id):
+    clients = recorded()
+    left = libraries(shared[client_id])
+    total = sum(BEHIND[client_id].values())
+    for name, kib in BEHIND[client_id].items():
+        row = clients[name]
+        found = [
+            one
+            for one in left
+            if (one["library"], one["share"]) == (row["library"], round(kib / total, 4))
+            and is_within(one, row["version"])
+        ]
+        assert found, (name, left)
+        left.remove(found[0])
+    assert left == []
+
+
+def test_row_has_lowest_version_and_worst_state(shared):
+    row = shared["rdkafka"]
+    lows = [one["version_low"] for one in libraries(row)]
+    assert row["version_low"] == min(lows, key=version_numbers)
+    assert version_numbers(row["version_low"]) <= version_numbers("0.11.6")
+    assert row["version_high"] == "2.16.0"
+    assert [one["state"] for one in libraries(row)] == ["refused", "refused", "refused", "fine"]
+    assert row["state"] == "refused"
+
+
+def test_each_client_has_its_difference(shared):
+    *nameless, older, newer = sorted(
+        libraries(shared["rdkafka"]),
+        key=lambda one: (one["confidence"], version_numbers(one["version_low"])),
+    )
+    assert [
+        one["difference"].startswith("sends ") and "(others: " in one["difference"]
+        for one in nameless
+    ] == [True, True]
+    assert [one["evidence"].split("; ")[0] for one in (older, newer)] == [
+        f"software name {software(name)}" for name in ("confluent-1.7.0", "confluent-2.16.1")
+    ]
+    assert "difference" not in libraries(shared["alone"])[0]
+
+
+def test_needs_list_each_refused_library(shared):
+    row = shared["rdkafka"]
+    needy = [one for one in libraries(row) if one["needs"]]
+    assert [one["state"] for one in needy] == ["refused", "refused", "refused"]
+    assert row["needs"] == "; ".join(f"librdkafka {versions(one)}: {one['needs']}" for one in needy)
+    assert shared["alone"]["needs"] == libraries(shared["alone"])[0]["needs"]
+
+
+def test_summary_lists_libraries_of_refused_applications(report, shared):
+    """Those with the most traffic."""
+    blockers = {
+        row["client_id"]: row for row in report[1]["blockers"] if row["principal"] == SHARED
+    }
+    assert blockers.keys() >= {"rdkafka"}
+    for client_id, blocker in blockers.items():
+        told = [(one["library"], one["version_low"], one["share"]) for one in blocker["libraries"]]
+        assert told == [
+            (one["library"], one["version_low"], one["share"])
+            for one in libraries(shared[client_id])
+        ]
+
+
+def test_page_lists_libraries_in_application_row(report):
+    row = rf">rdkafka<small>{SHARED} at .*?</tr>"
+    (cell,) = re.findall(row, report[2], re.DOTALL)[:1]
+    assert cell.count("of the traffic, last seen") == 4
+    assert [share for share in ("10% of", "20% of", "30% of", "40% of") if share not in cell] == []
+    assert "librdkafka 2.16.0, 40% of the traffic, last seen 2026-11-19<small>software name" in cell
