@@ -21,6 +21,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,9 +33,12 @@
 /* Since `meta-kept` was requested. */
 static int meta_was_kept;
 
-/* Written, or cut off behind the offset, but not synced. A store has one writer. */
-static struct range { char name[64]; off_t offset; size_t size; int is_cut; } *unsynced;
+/* Written, or cut off behind the offset, but not synced, in this order. `number` is the number of
+ * such operations before it. A store writes and syncs in several threads. */
+static struct range { char name[64]; off_t offset; size_t size; int is_cut; long number; } *unsynced;
 static size_t unsynced_count;
+static long operations;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -127,16 +131,19 @@ static void add_unsynced(int fd, off_t offset, size_t size, int is_cut)
     added->offset = offset;
     added->size = size;
     added->is_cut = is_cut;
+    added->number = operations++;
 }
 
 static void note_write(int fd, off_t offset, size_t size)
 {
     if (!getenv("POWER_CUT") || !is_store(fd))
         return;
+    pthread_mutex_lock(&lock);
     if (fcntl(fd, F_GETFL) & O_DSYNC)
         put_into_medium(fd, offset, size);
     else
         add_unsynced(fd, offset, size, 0);
+    pthread_mutex_unlock(&lock);
 }
 
 static void note_truncation(int fd, off_t size)
@@ -145,29 +152,42 @@ static void note_truncation(int fd, off_t size)
         return;
     char name[64];
     find_name(fd, name, sizeof name);
+    pthread_mutex_lock(&lock);
     for (size_t n = 0; n < unsynced_count; n++) {
         struct range *one = &unsynced[n];
         if (!strcmp(one->name, name) && one->offset + (off_t)one->size > size)
             one->size = one->offset < size ? size - one->offset : 0;
     }
     add_unsynced(fd, size, 0, 1);
+    pthread_mutex_unlock(&lock);
 }
 
-static void note_sync(int fd, int is_done)
+static long operations_so_far(void)
+{
+    pthread_mutex_lock(&lock);
+    long found = operations;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* The sync began after `before` operations; it need not include later ones. */
+static void note_sync(int fd, int is_done, long before)
 {
     if (!getenv("POWER_CUT") || !is_store(fd))
         return;
     char name[64];
     size_t kept = 0;
     find_name(fd, name, sizeof name);
+    pthread_mutex_lock(&lock);
     for (size_t n = 0; n < unsynced_count; n++)
-        if (strcmp(unsynced[n].name, name))
+        if (strcmp(unsynced[n].name, name) || unsynced[n].number >= before)
             unsynced[kept++] = unsynced[n];
         else if (is_done && unsynced[n].is_cut)
             cut_medium(name, unsynced[n].offset);
         else if (is_done)
             put_into_medium(fd, unsynced[n].offset, unsynced[n].size);
     unsynced_count = kept;
+    pthread_mutex_unlock(&lock);
 }
 
 enum outcome { IS_MADE, FAILS, FAILS_THOUGH_MADE };
@@ -264,8 +284,9 @@ int ftruncate64(int fd, off64_t size) { TRUNCATE(ftruncate64, fd, size); }
 
 #define SYNC(name, fd) \
     do { \
+        long before = operations_so_far(); \
         int fails = sync_fails(is_store(fd)), result = fails ? -1 : REAL(name)(fd), saved = errno; \
-        note_sync(fd, result == 0); \
+        note_sync(fd, result == 0, before); \
         errno = saved; \
         return result; \
     } while (0)

@@ -28,7 +28,7 @@ PRODUCE_1 = (0, 1, 1, MIB, MIB)
 #: An application with more refused requests than are listed, and one with values that no gateway
 #: writes.
 LOUD, ODD = "loud", "odd"
-#: Applications by name. Those with impossible times also send bare GSSAPI tokens, of which only the
+#: Applications by name. Those with impossible times also send bare GSSAPI tokens. Of these only the
 #: address is known.
 REFUSED = {*NAMES, LOUD, *ODD_TIMES}
 APPLICATIONS = {*REFUSED, ODD}
