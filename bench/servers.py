@@ -172,7 +172,7 @@ class BenchCluster:
     def start(cls, tenant: Tenant, count: int) -> Self:
         """Start gateways on new namespaces, and wait until each leads its share of the shards."""
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
-        gateways = Gateways(folder, in_pulsar(tenant), count, {})
+        gateways = Gateways(folder, in_pulsar(tenant, None), count, {})
         server = cls(gateways, folder, count)
         try:
             for node in gateways.nodes.values():

@@ -8,55 +8,14 @@ from __future__ import annotations
 
 import gc
 import re
-from collections import Counter
 from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: The list of real peers, the fixture `pulsar`, and the second run of failed tests with real peers.
-pytest_plugins = ["tests.used_peers", "tests.testkit.pulsar", "tests.reruns"]
-
-#: The files that take longest with real peers, the longest first (`--junitxml` has the times).
-LONGEST = (
-    "tests/peers/on_pulsar/test_pulsar_outages.py",
-    "tests/peers/chaos/test_pulsar_chaos.py",
-    "tests/peers/cluster/test_cluster_failures.py",
-    "tests/peers/security/test_kerberos_clients.py",
-    "tests/peers/on_pulsar/test_pulsar_errors.py",
-    "tests/legacy_clients/runs/test_interop.py",
-    "tests/peers/on_pulsar/test_compaction_on_pulsar.py",
-    "tests/storage/pulsar/test_store.py",
-    "tests/legacy_clients/runs/test_sasl.py",
-    "tests/legacy_clients/runs/test_client_certificates.py",
-    "tests/legacy_clients/runs/test_pairs.py",
-    "tests/peers/groups/test_groups.py",
-    "tests/peers/on_pulsar/test_traffic_log_on_pulsar.py",
-    "tests/peers/tools/test_kafka_tools.py",
-    "tests/peers/groups/test_committed_offsets.py",
-    "tests/peers/on_pulsar/test_pulsar_starts.py",
-    "tests/contract/test_trim.py",
-    "tests/peers/tools/test_kafka_groups_tool.py",
-    "tests/storage/pulsar/native/test_native_log.py",
-    "tests/peers/faults/test_failing_disk.py",
-    "tests/peers/on_pulsar/test_pulsar_fencing.py",
-    "tests/peers/tools/test_kafka_groups_tool_and_the_consumer_protocol.py",
-    "tests/peers/on_pulsar/test_pulsar_silences.py",
-    "tests/peers/faults/test_hostile_peers.py",
-    "tests/gateway/test_server.py",
-    "tests/peers/groups/test_consumer_protocol_clients.py",
-    "tests/storage/pulsar/tables/test_table_outages.py",
-    "tests/storage/pulsar/compaction/test_space_reclaim.py",
-    "tests/peers/groups/test_consumer_protocol_alike.py",
-    "tests/contract/test_read.py",
-    "tests/contract/test_append.py",
-    "tests/peers/on_pulsar/test_mirrored_cursors.py",
-    "tests/storage/pulsar/compaction/test_space_reclaim_model.py",
-    "tests/reports/test_cluster.py",
-    "tests/reports/test_real_clients.py",
-    "tests/reports/traffic/test_skew.py",
-    "tests/reports/test_exit_codes.py",
-)
+#: The list of real peers, the fixture `pulsar`, the second run of failed tests with real peers, and
+#: the distribution of files among workers.
+pytest_plugins = ["tests.used_peers", "tests.testkit.pulsar", "tests.reruns", "tests.distribution"]
 
 # In CI Hypothesis makes examples deterministic, so that failures are reproducible. Elsewhere each
 # run has different examples.
@@ -107,29 +66,6 @@ def pytest_itemcollected(item):
             f"{item.nodeid} has a mark from another module; write pytest.mark."
             f"{' and pytest.mark.'.join(unseen)} in {item.path.name}"
         )
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Sort the longest files first, then others with real peers, then by the number of tests.
-
-    With `--dist loadfile --no-loadscope-reorder` files are distributed in this order. Short files
-    last keep all workers busy until the end.
-    """
-    tests = Counter(item.path for item in items)
-    found = {path: number for number, path in enumerate(tests)}
-    with_peers = {item.path for item in items if item.get_closest_marker("peer")}
-
-    def place(item):
-        name = item.nodeid.partition("::")[0]
-        return (
-            LONGEST.index(name) if name in LONGEST else len(LONGEST),
-            item.path not in with_peers,
-            -tests[item.path],
-            found[item.path],
-        )
-
-    items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)

@@ -102,7 +102,7 @@ def _measure(tenant: Tenant, options: argparse.Namespace) -> tuple[Times, Times]
     if options.keep and options.keep.exists():
         stopping.update(json.loads(options.keep.read_text()))
     folder = Path(tempfile.mkdtemp(prefix="kopgate-cluster-"))
-    with Gateways(folder, in_pulsar(tenant), NODES + 1, {}) as gateways:
+    with Gateways(folder, in_pulsar(tenant, None), NODES + 1, {}) as gateways:
         first = _seconds(gateways.nodes[1].launch)
         for number in range(2, NODES + 1):
             gateways.nodes[number].launch()

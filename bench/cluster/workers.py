@@ -140,7 +140,7 @@ def started(tenant: Tenant, workers: int) -> Iterator[tuple[str, list[int]]]:
     folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
     others = [f"127.0.0.1:{port}" for port in free_ports(workers - 1)] if workers > 1 else []
     listeners = [word for one in others for word in ("--listener", f"PLAINTEXT://{one}")]
-    options = (*in_pulsar(tenant), "--workers", str(workers), *listeners)
+    options = (*in_pulsar(tenant, None), "--workers", str(workers), *listeners)
     gateways = Gateways(folder, options, 1, {})
     try:
         gateways.launch()

@@ -22,6 +22,8 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 #: An empty group starts its first rebalance at once; the reference has the same setting.
 NO_REBALANCE_DELAY = ("--set", "group_initial_rebalance_delay_ms=0")
+#: The default of 32 would be most of the work of a gateway that starts on Pulsar.
+FEW_SHARDS = 4
 READY = re.compile(r"^ready listeners=(\S+) store=\S+ node=-?\d+$")
 
 
@@ -45,8 +47,8 @@ def embedded(folder: Path) -> Sequence[str]:
     return ("--store", f"lmdb:{folder / 'store'}")
 
 
-def in_pulsar(tenant: Tenant) -> Sequence[str]:
-    """Arguments for two new namespaces of the tenant."""
+def in_pulsar(tenant: Tenant, shards: int | None = FEW_SHARDS) -> Sequence[str]:
+    """Arguments for two new namespaces of the tenant; None for the default number of shards."""
     places = {f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")}
     settings = {
         "pulsar_admin": tenant.admin_url,
@@ -56,6 +58,8 @@ def in_pulsar(tenant: Tenant) -> Sequence[str]:
     }
     # Pulsar on a busy machine stalls for seconds, and some clients do not retry their last commit.
     settings["offsets_commit_timeout_ms"] = "20000"
+    if shards is not None:
+        settings["offsets_shards"] = str(shards)
     return (
         "--store",
         tenant.service_url,

@@ -21,8 +21,8 @@ from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.testkit.cache import CannotInstall
 from tests.testkit.kafka import TOOLS, VERSION, java
 
-#: Limit for about twenty tools in sequence, which take half a minute on an idle machine.
-COMMAND_SECONDS = 360.0
+#: Limit for about thirty tools in sequence, which take half a minute on an idle machine.
+COMMAND_SECONDS = 600.0
 #: The --timeout of kafka-consumer-groups; its default is 5 s.
 TOOL_TIMEOUT_MS = 120_000
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from tests.legacy_clients.clients import Record, Span, consume, produce, table
-from tests.peers.comparison import ComparedBrokers, side_by_side
+from tests.peers.comparison import ComparedBrokers
 from tests.peers.tools.test_admin_clients import argv_or_skip, assert_same_output, java
 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("records alike"),
-]  # One pair of brokers for all tests.
+]
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
-    with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
-        yield both
+def sides(compared_brokers: ComparedBrokers) -> ComparedBrokers:
+    return compared_brokers
 
 
 @pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=pytest.mark.slow)])

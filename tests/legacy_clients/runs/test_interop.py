@@ -1,7 +1,8 @@
 """Consumers of every age read what producers of every age wrote, at the same offsets.
 
 Every producer writes a topic with each of its codecs. Two current consumers read all topics; every
-other consumer reads those in one codec, and those of a producer per record format.
+other consumer reads those in one codec, and those of a producer per record format. In CI the oldest
+and the newest producer of each library write with all of their codecs, others with that codec.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,14 +47,19 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 PRODUCERS = tuple(row.name for row in table().values() if row.produces)
 CONSUMERS = tuple(row.name for row in table().values() if row.consumes)
-# In CI they read with a small fetch size.
-ENDS = ends_of_libraries(table()[name] for name in CONSUMERS)
 # One per record format, 0, 1 and 2. Every consumer reads their topics in all codecs.
 OF_EACH_FORMAT = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")
 # They read everything. Other consumers read the codec that all support; everything with
 # --every-pair.
 READERS = ("kafka-python-3.0.12", "java-3.9.2")
 COMMON_CODEC = "gzip"
+# In CI these write with all of their codecs.
+IN_EACH_CODEC = {*OF_EACH_FORMAT, *ends_of_libraries(table()[name] for name in PRODUCERS)}
+# In CI these read with a small fetch size: the oldest of each library, and the newest in Java.
+WITH_SMALL_FETCHES = {
+    "java-4.4.0",
+    *{table()[name].library: name for name in reversed(CONSUMERS)}.values(),
+}
 AT_ONCE = 3
 # Small enough for several batches per partition.
 BATCH_BYTES = 2048
@@ -105,9 +112,14 @@ def sent(
     request: pytest.FixtureRequest, broker: RunningBroker, mixed: StoredTopic
 ) -> Iterator[Mapping[str, Future[Sent]]]:
     """The topics by producer."""
-    names = dict.fromkeys([*OF_EACH_FORMAT, *clients_tested_as(request, "producer")])
+    codecs: dict[str, list[str]] = {name: [*table()[name].codecs] for name in OF_EACH_FORMAT}
+    for params in tested_params(request):
+        if "producer" in params and params["producer"] not in OF_EACH_FORMAT:
+            codecs.setdefault(params["producer"], []).append(params["codec"])
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(send, table()[name], broker) for name in names}
+        yield {
+            name: pool.submit(send, table()[name], some, broker) for name, some in codecs.items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +142,10 @@ def reading(
     common = {topic: what for topic, what in topics.items() if is_read_by_all(what)}
     eager = table() if request.config.getoption("--every-pair") else READERS
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        names = dict.fromkeys([*READERS, *clients_tested_as(request, "consumer")])
+        tested = [one["consumer"] for one in tested_params(request) if "consumer" in one]
         yield {
             name: pool.submit(read, table()[name], broker, topics if name in eager else common)
-            for name in names
+            for name in dict.fromkeys([*READERS, *tested])
         }
 
 
@@ -142,20 +154,23 @@ def is_read_by_all(what: StoredTopic) -> bool:
     return producers <= {*OF_EACH_FORMAT} or {codec for _, codec in what.turns} == {COMMON_CODEC}
 
 
-def clients_tested_as(request: pytest.FixtureRequest, role: str) -> Sequence[str]:
-    """The clients that this run tests in this role."""
+def tested_params(request: pytest.FixtureRequest) -> Sequence[Mapping[str, str]]:
+    """The parameters of the tests in this run."""
     items = [
         item
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.module is request.module
     ]
-    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return [one[role] for one in params if role in one]
+    return [item.callspec.params for item in items if hasattr(item, "callspec")]
 
 
-def send(producer: Client, broker: RunningBroker) -> Sent:
+def topic_of(producer: str, codec: str) -> str:
+    return f"all-{producer}-{codec}"
+
+
+def send(producer: Client, codecs: Sequence[str], broker: RunningBroker) -> Sent:
     install(producer)
-    topics = {f"all-{producer.name}-{codec}": codec for codec in producer.codecs}
+    topics = {topic_of(producer.name, codec): codec for codec in codecs}
     create_topics_on_kafka(broker, list(topics))
     return {
         topic: StoredTopic(((producer.name, codec),), (written(producer, broker, topic, codec),))
@@ -202,22 +217,27 @@ def test_producers_of_one_topic_get_consecutive_offsets_from_0(mixed: StoredTopi
     assert told == [list(range(len(partition))) for partition in mixed.partitions]
 
 
-@pytest.mark.parametrize("producer", PRODUCERS)
+def producer_cases() -> Iterator[Any]:
+    for name in PRODUCERS:
+        for codec in table()[name].codecs:
+            in_ci = codec == COMMON_CODEC or name in IN_EACH_CODEC
+            marks = () if in_ci else (pytest.mark.slow,)
+            yield pytest.param(name, codec, id=f"{name}+{codec}", marks=marks)
+
+
+@pytest.mark.parametrize(("producer", "codec"), tuple(producer_cases()))
 def test_records_of_a_producer_are_read_back(
     producer: str,
+    codec: str,
     sent: Mapping[str, Future[Sent]],
     reading: Mapping[str, Future[Misread]],
     client: Callable[[str], Client],
 ) -> None:
     client(producer)
-    topics = sent[producer].result()
-    found = [
-        (reader, topic, mistake)
-        for reader in READERS
-        for topic, mistake in reading[reader].result().items()
-        if topic in topics
-    ]
-    assert found == []
+    topic = topic_of(producer, codec)
+    assert topic in sent[producer].result()
+    mistakes = {reader: reading[reader].result().get(topic, "") for reader in READERS}
+    assert mistakes == dict.fromkeys(READERS, "")
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
@@ -233,7 +253,10 @@ def test_consumer_reads_records_of_every_producer(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ENDS else (pytest.mark.slow,)) for name in CONSUMERS],
+    [
+        pytest.param(name, marks=() if name in WITH_SMALL_FETCHES else (pytest.mark.slow,))
+        for name in CONSUMERS
+    ],
 )
 def test_consumer_can_start_inside_a_batch_with_a_small_fetch_size(
     name: str,

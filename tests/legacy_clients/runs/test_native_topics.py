@@ -12,7 +12,12 @@ from pathlib import Path
 import pulsar as native
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, RunningBroker, gateway
+from tests.legacy_clients.brokers import (
+    FEW_SHARDS,
+    NO_REBALANCE_DELAY,
+    RunningBroker,
+    gateway,
+)
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, consume_in_group, produce
 from tests.testkit.tenant import Tenant
@@ -23,6 +28,8 @@ pytestmark = [pytest.mark.peer]
 PRODUCERS = ("java-0.9.0.1", "java-0.10.2.2", "kafka-python-3.0.12")
 #: With Fetch 0-1, 2-3 and later.
 CONSUMERS = ("java-0.9.0.1", "java-0.10.2.2", "kafka-python-3.0.12")
+#: In CI this client only runs in the test with all clients at the same time.
+SLOW = {"java-0.10.2.2"}
 TIME = 1_700_000_000_000
 WAIT_MS = 180_000
 
@@ -63,6 +70,7 @@ class Scene:
 def scene(pulsar: Tenant, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     places = {f"pulsar_{name}": pulsar.namespace() for name in ("namespace", "metadata_namespace")}
     settings = {
+        "offsets_shards": FEW_SHARDS,
         "pulsar_admin": pulsar.admin_url,
         "pulsar_tenant": pulsar.name,
         "pulsar_metadata_tenant": pulsar.name,
@@ -87,7 +95,9 @@ def some(topic: str, who: str, count: int = 20) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("name", PRODUCERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PRODUCERS]
+)
 def test_native_consumer_reads_records_of_kafka_producer(
     scene: Scene, client: Callable[[str], Client], name: str
 ) -> None:
@@ -101,7 +111,9 @@ def test_native_consumer_reads_records_of_kafka_producer(
     ]
 
 
-@pytest.mark.parametrize("name", CONSUMERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CONSUMERS]
+)
 def test_kafka_consumer_reads_messages_of_native_producer(
     scene: Scene, client: Callable[[str], Client], name: str
 ) -> None:

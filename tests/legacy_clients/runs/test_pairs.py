@@ -29,15 +29,15 @@ AT_ONCE = 4
 #: Pairs without a common assignor.
 WITHOUT_COMMON_ASSIGNOR = (
     "java-0.9.0.1+kafkajs-2.2.4",
-    "kafkajs-1.0.1+java-4.4.0",
-    "franz-go-1.22.2+kafka-python-3.0.12",
+    pytest.param("kafkajs-1.0.1+java-4.4.0", marks=pytest.mark.slow),
+    pytest.param("franz-go-1.22.2+kafka-python-3.0.12", marks=pytest.mark.slow),
 )
 #: One client of each pair only commits offsets and assigns partitions itself, as with Kafka 0.8.2.
 MEMBER_AND_COMMITTER = (
     "java-0.9.0.1+sarama-1.10.0",
-    "sarama-1.10.0+java-4.4.0",
+    pytest.param("sarama-1.10.0+java-4.4.0", marks=pytest.mark.slow),
     "sarama-1.19.0+confluent-2.16.1",
-    "kafka-python-3.0.12+sarama-1.19.0",
+    pytest.param("kafka-python-3.0.12+sarama-1.19.0", marks=pytest.mark.slow),
 )
 #: A JVM on a busy machine starts in a few seconds, and each step waits for at most two heartbeats.
 SECONDS = 400.0

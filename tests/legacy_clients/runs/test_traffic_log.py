@@ -58,6 +58,10 @@ KNOWN = {
     "kcat-1.7.1": HighestVersions(7, 11, 4, 3),
 }
 
+#: Of these in CI: each record format, with and without ApiVersions, and a client that sends its
+#: name.
+IN_CI = {"java-0.8.2.2", "java-0.10.2.2", "java-2.8.2", "confluent-0.11.6", "kcat-1.7.1"}
+
 #: Clients that send their name, with ApiVersions 3.
 NAMES = {
     "java-2.8.2": "apache-kafka-java",
@@ -154,7 +158,9 @@ def summed(used: list[Row], api_key: int, field: str) -> Any:
     return sum(values)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_CI)) for name in KNOWN]
+)
 def test_versions_formats_and_records_of_a_client_are_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
@@ -191,7 +197,14 @@ def test_unsupported_api_versions_request_is_logged(
     assert all(one["first_requests"][:2] == ["18:5", "18:4"] for one in closed)
 
 
-@pytest.mark.parametrize("name", ["java-0.9.0.1", "java-0.10.2.2", "kafka-node-2.0.0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "java-0.9.0.1",
+        "java-0.10.2.2",
+        pytest.param("kafka-node-2.0.0", marks=pytest.mark.slow),
+    ],
+)
 def test_conversion_for_an_old_consumer_is_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
@@ -207,7 +220,10 @@ def test_conversion_for_an_old_consumer_is_logged(
     assert summed(made, 1, "conversions") == 0
 
 
-@pytest.mark.parametrize("name", ["java-0.9.0.1", "java-3.9.2", "sarama-1.61.1"])
+@pytest.mark.parametrize(
+    "name",
+    ["java-0.9.0.1", "java-3.9.2", pytest.param("sarama-1.61.1", marks=pytest.mark.slow)],
+)
 def test_group_and_habits_of_its_member_are_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:
@@ -223,7 +239,13 @@ def test_group_and_habits_of_its_member_are_logged(
     assert ("rebalance_timeout_ms" in habits) == (name != "java-0.9.0.1")
 
 
-@pytest.mark.parametrize("name", LOGIN_PATHS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith("java-"))
+        for name in LOGIN_PATHS
+    ],
+)
 def test_login_path_is_logged(
     name: str, watched: LoggedBroker, client: Callable[[str], Client]
 ) -> None:

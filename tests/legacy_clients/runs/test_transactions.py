@@ -35,7 +35,13 @@ def server(tmp_path_factory):
         yield running
 
 
-@pytest.mark.parametrize("name", ERRORS)
+#: In `make slow` only: another version of the library runs in CI.
+SLOW = {"java-2.8.2", "java-3.9.2", "confluent-2.8.0"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ERRORS]
+)
 def test_transactional_producer_is_refused_and_does_not_retry(
     request: pytest.FixtureRequest, is_reference: bool, client: Callable[[str], Client], name: str
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.peers.chaos.client_processes import install_clients
 from tests.peers.chaos.faults import plan_faults
 from tests.peers.chaos.report import draw_svg, summary
-from tests.peers.chaos.setups import SETUPS
+from tests.peers.chaos.setups import SETUPS, RunProcesses
 
 
 def arguments() -> argparse.Namespace:
@@ -74,7 +74,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs of all processes: {folder}", flush=True)
     outcome = stage.run(
-        folder, faults, seconds, lambda line: print(line, flush=True), asked.gateways
+        folder, faults, seconds, lambda line: print(line, flush=True), RunProcesses(asked.gateways)
     )
     print("", summary(outcome), sep="\n")
     if asked.plot:

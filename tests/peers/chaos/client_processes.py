@@ -198,6 +198,20 @@ GROUPS = (
     GroupLibrary("tool-classic", _tool, {"--session-timeout": str(SESSION_MS)}, is_tool=True),
     GroupLibrary("tool-consumer", _tool, {"--group-protocol": "consumer"}, is_tool=True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosClients:
+    """The clients of a run; `members` is the number of each group."""
+
+    producers: Sequence[ProducerVersion] = PRODUCERS
+    groups: Sequence[GroupLibrary] = GROUPS
+    members: int = 2
+
+
+#: For a short run: the oldest and the newest clients, and both group protocols.
+FEW_CLIENTS = ChaosClients((PRODUCERS[0], PRODUCERS[-1]), (GROUPS[0], GROUPS[-1]))
+
 #: A commit for each record would keep two cores busy.
 TOOL_CONFIG = {
     "fetch.min.bytes": "100000",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.peers.chaos.client_processes import (
-    GROUPS,
-    PRODUCERS,
+    ChaosClients,
     ChaosMember,
     ChaosProducer,
     ToolMember,
@@ -24,8 +23,6 @@ from tests.peers.cluster.load import create_topic
 from tests.testkit.kafka import BrokerFailed
 from tests.testkit.verifiable import TOPIC, ToolProcess
 
-#: Per group; each of them has partitions.
-MEMBERS = 2
 #: Records per second of each producer: some are in flight while a server is absent, and two cores
 #: are enough.
 PACE = 10
@@ -39,7 +36,7 @@ START_SECONDS = 480.0
 #: pause expelled, and the longest back-off, on a busy machine.
 RECOVER_SECONDS = 480.0
 #: Faults that are injected regardless of time; fewer would show little.
-MIN_FAULTS = 4
+MIN_FAULTS = 3
 
 
 class NotRecovered(Exception):
@@ -108,16 +105,19 @@ class Stage:
 class Run:
     """The clients and their results. `say` receives one line per event."""
 
-    def __init__(self, folder: Path, stage: Stage, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, stage: Stage, say: Callable[[str], None], clients: ChaosClients
+    ) -> None:
         self._folder = folder
         self._gateway = stage.service
         self._servers = stage.servers
         self._partitions = stage.partitions
         self._say = say
+        self._kinds = clients
         self._began = time.monotonic()
         self.sightings = Observations()
         self.commits = {
-            kind.name: Commits(kind.name, reports_reads=kind.is_tool) for kind in GROUPS
+            kind.name: Commits(kind.name, reports_reads=kind.is_tool) for kind in clients.groups
         }
         self.producers: list[ChaosProducer] = []
         self.members: list[ChaosMember | ToolMember] = []
@@ -128,12 +128,12 @@ class Run:
         """Start all clients and wait until each makes progress."""
         create_topic(self._gateway.bootstrap, TOPIC, self._partitions)
         bootstrap = self._gateway.bootstrap
-        for kind in PRODUCERS:
+        for kind in self._kinds.producers:
             producer = ChaosProducer(self._folder, bootstrap, kind, PACE, self.sightings)
             stack.callback(producer.close)
             self.producers.append(producer)
-        for group in GROUPS:
-            for number in range(MEMBERS):
+        for group in self._kinds.groups:
+            for number in range(self._kinds.members):
                 member = group.join(
                     self._folder, bootstrap, number, self.sightings, self.commits[group.name]
                 )
@@ -310,13 +310,15 @@ def run_chaos(
     faults: Sequence[ServerFault],
     seconds: float,
     say: Callable[[str], None],
+    clients: ChaosClients,
 ) -> Outcome:
     """Run the clients, inject faults for `seconds` from the time at which all of them make
     progress, and check the result.
 
     A client or a server that does not recover is the last complaint.
     """
-    here, gateway, partitions = Run(folder, stage, say), stage.service, stage.partitions
+    here = Run(folder, stage, say, clients)
+    gateway, partitions = stage.service, stage.partitions
     with ExitStack() as stack:
         gateway.launch()
         stack.callback(gateway.kill)

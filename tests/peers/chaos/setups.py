@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
 from storage.pulsar.settings import PulsarSettings
+from tests.peers.chaos.client_processes import ChaosClients
 from tests.peers.chaos.evidence import Log
 from tests.peers.chaos.faults import (
     GATEWAY_ONLY,
@@ -34,9 +35,22 @@ SETTINGS = {"group_initial_rebalance_delay_ms": 500}
 ON_PULSAR = {**SETTINGS, "pulsar_send_timeout_ms": 8_000}
 
 Say = Callable[[str], None]
-Run = Callable[[Path, Sequence[ServerFault], float, Say, int], Outcome]
-"""Arguments: the folder, the faults, their seconds, what receives a line per event, and the number
-of gateways.
+
+
+@dataclass(frozen=True, slots=True)
+class RunProcesses:
+    """The processes of a run: the number of gateways, the clients, and a running broker that may be
+    killed; without one a separate broker is started.
+    """
+
+    gateways: int = 1
+    clients: ChaosClients = field(default_factory=ChaosClients)
+    broker: Pulsar | None = None
+
+
+Run = Callable[[Path, Sequence[ServerFault], float, Say, RunProcesses], Outcome]
+"""Arguments: the folder, the faults, their seconds, what receives a line per event, and the
+processes.
 """
 
 
@@ -54,11 +68,12 @@ class Setup:
 
 
 def on_embedded(
-    folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say, gateways: int
+    folder: Path, faults: Sequence[ServerFault], seconds: float, say: Say, processes: RunProcesses
 ) -> Outcome:
     store = ("--store", f"lmdb:{folder / 'store'}")
     gateway = RestartableGateway(folder, store, SETTINGS)
-    return run_chaos(folder, Stage(gateway, Servers([gateway]), PARTITIONS), faults, seconds, say)
+    stage = Stage(gateway, Servers([gateway]), PARTITIONS)
+    return run_chaos(folder, stage, faults, seconds, say, processes.clients)
 
 
 def on_pulsar(
@@ -66,17 +81,18 @@ def on_pulsar(
     faults: Sequence[ServerFault],
     seconds: float,
     say: Say,
-    count: int,
+    processes: RunProcesses,
     *,
     is_native: bool = False,
 ) -> Outcome:
-    """Use a separate broker, since it is killed.
-
-    With `is_native`, in the format of native clients, where Pulsar detects duplicate messages of
+    """With `is_native`, in the format of native clients, where Pulsar detects duplicate messages of
     its client. Several gateways have a relay each, which can cut their connections to Pulsar.
     """
+    count = processes.gateways
     with ExitStack() as stack:
-        broker = stack.enter_context(Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE))
+        broker = processes.broker or stack.enter_context(
+            Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE)
+        )
         tenant = broker.tenant()
         topics, metadata = tenant.namespace(), tenant.namespace()
         if is_native:
@@ -90,7 +106,7 @@ def on_pulsar(
             "pulsar_namespace": topics,
             "pulsar_metadata_namespace": metadata,
             **({"entry_format": "pulsar"} if is_native else {}),
-            **({"offsets_shards": SHARDS} if count > 1 else {}),
+            "offsets_shards": partitions,
         }
         store = ["--store", broker.service_url, "--set", f"pulsar_admin={broker.admin_url}"]
         places = PulsarSettings(broker.service_url, broker.admin_url)
@@ -121,7 +137,7 @@ def on_pulsar(
             lambda: gateways.wait_until_led(TOPIC, [*gateways.nodes]),
             allows_gaps=is_native,
         )
-        return run_chaos(folder, stage, faults, seconds, say)
+        return run_chaos(folder, stage, faults, seconds, say, processes.clients)
 
 
 SETUPS: Mapping[str, Setup] = {

@@ -60,6 +60,7 @@ class SteadyProducer:
 
     bootstrap: str
     sightings: Observations
+    round_seconds: float = ROUND_SECONDS
     sent: ProducerRecords = field(
         default_factory=lambda: ProducerRecords("producer", "p", is_idempotent=True)
     )
@@ -117,7 +118,7 @@ class SteadyProducer:
             }
         )
         number = 0
-        while not self._is_over.wait(ROUND_SECONDS):
+        while not self._is_over.wait(self.round_seconds):
             for partition in range(PARTITIONS):
                 number += 1
                 try:
@@ -168,13 +169,17 @@ class ClusterLoad:
     """The producer, the groups, and a thread that reads their committed offsets."""
 
     def __init__(
-        self, folder: Path, gateways: Gateways, libraries: Sequence[GroupLibrary] = LIBRARIES
+        self,
+        folder: Path,
+        gateways: Gateways,
+        libraries: Sequence[GroupLibrary] = LIBRARIES,
+        round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._folder = folder
         self._gateways = gateways
         self._libraries = libraries
         self.sightings = Observations()
-        self.producer = SteadyProducer(gateways.bootstrap, self.sightings)
+        self.producer = SteadyProducer(gateways.bootstrap, self.sightings, round_seconds)
         self.commits = {library.name: Commits(library.name) for library in libraries}
         self.members: list[GroupClient] = []
         self._is_over = threading.Event()

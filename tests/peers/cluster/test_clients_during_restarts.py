@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 T = TypeVar("T")
 
-SETTINGS = {"group_initial_rebalance_delay_ms": 0, "offsets_shards": 12}
+SHARDS = 12
+SETTINGS = {"group_initial_rebalance_delay_ms": 0}
 PARTITIONS = 6
 #: Records of a block are for one partition: kcat is a process for each.
 BLOCKS, BLOCK_RECORDS = 30, 8
@@ -136,7 +137,7 @@ def brokers(
         with _installed_or_skipped(KafkaBrokers) as running:
             yield running
         return
-    store = in_pulsar(request.getfixturevalue("pulsar"))
+    store = in_pulsar(request.getfixturevalue("pulsar"), SHARDS)
     with Gateways(tmp_path_factory.mktemp("gateways"), store, 3, SETTINGS) as gateways:
         gateways.launch()
         yield gateways

@@ -70,7 +70,7 @@ def gateways(tmp_path: Path, pulsar: Tenant) -> Iterator[Gateways]:
             kind.argv("", 0, tmp_path)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
-    with Gateways(tmp_path, in_pulsar(pulsar), 3, {"offsets_shards": 12}) as running:
+    with Gateways(tmp_path, in_pulsar(pulsar, 12), 3, {}) as running:
         running.launch()
         create_topic(running.bootstrap, TOPIC, *[0] * PARTITIONS)
         running.wait_until_settled(TOPIC)

@@ -61,7 +61,6 @@ SHARDS = 12
 SASL = ("--listener", "SASL_PLAINTEXT://127.0.0.1:0")
 SETTINGS = {
     "group_initial_rebalance_delay_ms": 0,
-    "offsets_shards": SHARDS,
     "authorizer": "acls",
     "super_users": "User:ANONYMOUS",
     "sasl_enabled_mechanisms": "SCRAM-SHA-256",
@@ -73,7 +72,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory: pytest.TempPathFactory, pulsar: Tenant) -> Iterator[Gateways]:
     folder = tmp_path_factory.mktemp("gateways")
-    with Gateways(folder, (*in_pulsar(pulsar), *SASL), NODES, SETTINGS) as running:
+    with Gateways(folder, (*in_pulsar(pulsar, SHARDS), *SASL), NODES, SETTINGS) as running:
         running.launch()
         create_topic(running.bootstrap, "orders", PARTITIONS)
         running.wait_until_led("orders", [*running.nodes])

@@ -69,8 +69,8 @@ def gateways(tmp_path: Path, pulsar: Tenant) -> Iterator[Gateways]:
             install(table()[name])
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
-    settings = {"group_initial_rebalance_delay_ms": 0, "offsets_shards": 12}
-    with Gateways(tmp_path, in_pulsar(pulsar), 3, settings) as running:
+    settings = {"group_initial_rebalance_delay_ms": 0}
+    with Gateways(tmp_path, in_pulsar(pulsar, 12), 3, settings) as running:
         running.launch()
         create_topic(running.bootstrap, TOPIC, *[COMMITTED + 1] * PARTITIONS)
         running.wait_until_settled(TOPIC)

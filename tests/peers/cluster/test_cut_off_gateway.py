@@ -55,11 +55,10 @@ def fetch_request(
 
 
 def test_clients_leave_a_gateway_that_is_cut_off(tmp_path: Path, pulsar: Tenant) -> None:
-    store = in_pulsar(pulsar)
+    store = in_pulsar(pulsar, PARTITIONS)
     with PulsarRelays(pulsar.settings()) as relays:
         relayed = relays.redirected(store)
-        settings = {"offsets_shards": PARTITIONS}
-        with Gateways(tmp_path, store, 2, settings, {RELAYED: relayed}) as gateways:
+        with Gateways(tmp_path, store, 2, {}, {RELAYED: relayed}) as gateways:
             gateways.launch()
             create_topic(gateways.bootstrap, "orders", PARTITIONS)
             led = gateways.wait_until_led("orders", [RELAYED, OTHER])
@@ -95,12 +94,14 @@ def test_append_under_way_is_answered_when_pulsar_is_back_for_all_gateways(
     tmp_path: Path, restartable_pulsar: Pulsar
 ) -> None:
     """A producer that is not idempotent would write it twice if it had to retry."""
-    store = in_pulsar(restartable_pulsar.tenant())
-    with Gateways(tmp_path, store, 2, {"offsets_shards": 2}) as gateways:
+    store = in_pulsar(restartable_pulsar.tenant(), 2)
+    with Gateways(tmp_path, store, 2, {}) as gateways:
         gateways.launch()
         create_topic(gateways.bootstrap, "orders", 1)
         leader = gateways.nodes[gateways.wait_until_led("orders")[0]]
         with leader.peer() as producer, leader.peer() as consumer:
+            # The next one waits for records, instead of for the opening of the partition.
+            fetch(consumer, 0, 0, 0)
             consumer.send(encode_request(fetch_request(0, 0, 0, max_wait_ms=900_000), 7))
             request = produce_request("orders", one_record(b"once"))
             request.timeout_ms = 600_000

@@ -30,8 +30,8 @@ def test_workers_keep_their_free_ids_after_a_kill_and_a_restart(
     """Without `--node-id`, each worker takes a free id, and later the id of its address."""
     (port,) = free_ports(1)
     second = ("--workers", "2", "--listener", f"PLAINTEXT://127.0.0.1:{port}")
-    settings = {"offsets_shards": PARTITIONS, "node_id": None}
-    with Gateways(tmp_path, (*in_pulsar(pulsar), *second), 1, settings) as gateways:
+    store = (*in_pulsar(pulsar, PARTITIONS), *second)
+    with Gateways(tmp_path, store, 1, {"node_id": None}) as gateways:
         supervisor = gateways.nodes[1]
         supervisor.by_fork = False
         gateways.launch()

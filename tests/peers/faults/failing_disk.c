@@ -35,7 +35,13 @@ static int meta_was_kept;
 
 /* Written, or cut off behind the offset, but not synced, in this order. `number` is the number of
  * such operations before it. A store writes and syncs in several threads. */
-static struct range { char name[64]; off_t offset; size_t size; int is_cut; long number; } *unsynced;
+static struct range {
+    char name[64];
+    off_t offset;
+    size_t size;
+    int is_cut;
+    long number;
+} *unsynced;
 static size_t unsynced_count;
 static long operations;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

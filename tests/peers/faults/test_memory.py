@@ -17,12 +17,12 @@ from tests.testkit.gateway import MIB, gateway
 pytestmark = [pytest.mark.peer]
 
 CLIENTS = 5
-RECORDS = 16
+RECORDS = 8
 SIZES = [1 * MIB, 2 * MIB, 5 * MIB, 10 * MIB, 20 * MIB, 30 * MIB]
 LARGEST = 64 * MIB
 
 #: Allowed above the memory before the load: interpreter, threads and what the allocator cannot
-#: return. The requests served total about 800 MiB.
+#: return. The requests served total about 400 MiB.
 ALLOWED_GROWTH = 160 * MIB
 RETURNED_WITHIN_SECONDS = 120.0
 

@@ -21,7 +21,7 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
-from tests.peers.comparison import side_by_side
+from tests.peers.comparison import ComparedBrokers
 from tests.peers.groups.group_comparison import wait_for_coordinator
 from tests.peers.groups.group_setups import create_topic
 from tests.testkit.gateway import Peer
@@ -125,13 +125,12 @@ class BothBrokers:
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    with side_by_side(tmp_path_factory.mktemp("gateway")) as sides:
-        both = (sides.gateway, sides.kafka)
-        for at in both:
-            create_topic(at, "orders", 0, 0)
-            create_topic(at, "bills", 0)
-        yield both
+def addresses(compared_brokers: ComparedBrokers) -> tuple[str, str]:
+    both = (compared_brokers.gateway, compared_brokers.kafka)
+    for at in both:
+        create_topic(at, "orders", 0, 0)
+        create_topic(at, "bills", 0)
+    return both
 
 
 @pytest.fixture

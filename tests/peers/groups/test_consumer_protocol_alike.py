@@ -110,13 +110,6 @@ def brokers(
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-#: In CI too, for the fields and errors of version 0.
-in_both = pytest.mark.parametrize(
-    "brokers",
-    [pytest.param(IN_3, id=VERSION), pytest.param(IN_4, id=MODERN)],
-    indirect=True,
-    scope="module",
-)
 in_kafka_4 = pytest.mark.parametrize(
     "brokers", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
 )
@@ -132,7 +125,6 @@ every_policy = pytest.mark.parametrize(
 )
 
 
-@in_both
 def test_single_member_joins_and_leaves_as_in_kafka(brokers: BrokerPair) -> None:
     def scenario(side: RecordedBroker) -> None:
         group = "alone"
@@ -180,7 +172,6 @@ def test_join_without_member_id_is_answered_as_in_kafka(brokers: BrokerPair) -> 
     brokers.play(scenario)
 
 
-@in_both
 def test_invalid_heartbeats_get_same_errors(brokers: BrokerPair) -> None:
     def scenario(side: RecordedBroker) -> None:
         side.create_topic("refused", 1)
@@ -226,7 +217,6 @@ def test_invalid_heartbeats_get_same_errors(brokers: BrokerPair) -> None:
     brokers.play(scenario)
 
 
-@in_both
 def test_partitions_are_revoked_before_reassignment_as_in_kafka(brokers: BrokerPair) -> None:
     def describe_group(side: RecordedBroker) -> None:
         # Kafka 3.9 does not show partitions that are pending revocation.
@@ -525,6 +515,7 @@ def test_members_are_removed_after_session_and_rebalance_timeouts_as_in_kafka(
     brokers.play(scenario)
 
 
+@pytest.mark.slow
 @in_kafka_4
 def test_sessions_of_both_protocols_expire_as_in_kafka(brokers: BrokerPair) -> None:
     def scenario(side: RecordedBroker) -> None:

@@ -50,6 +50,7 @@ MOVES = [
         ),
         NEW_JAVA,
         id="java-3.9.2-cooperative",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         python_member("confluent_member.py", session_timeout_ms=LONG_TIMEOUT_MS),
@@ -109,7 +110,7 @@ def assert_nothing_had_two_owners(members: Iterable[GroupMember]) -> None:
                 )
 
 
-@pytest.mark.parametrize("assignor", ["uniform", "range"])
+@pytest.mark.parametrize("assignor", ["uniform", pytest.param("range", marks=pytest.mark.slow)])
 def test_members_of_two_libraries_share_topic_next_to_kafka_09_group(
     assignor: str, tmp_path: Path
 ) -> None:

@@ -29,8 +29,9 @@ SESSION_SETTINGS = {
 }
 
 
-#: In `make slow` only: `tests/legacy_clients/runs/test_pairs.py` has groups of this client.
-SLOW = frozenset({"confluent-kafka"})
+#: In `make slow` only: `tests/legacy_clients/runs/test_pairs.py` and
+#: `test_consumer_protocol_clients.py` have groups of these clients.
+SLOW = frozenset({"kafka-python", "confluent-kafka", "java-4.4.0-consumer"})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,7 +28,7 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
-from tests.peers.comparison import side_by_side
+from tests.peers.comparison import ComparedBrokers
 from tests.peers.groups.group_comparison import wait_for_coordinator
 from tests.testkit.gateway import Peer, encode_request
 
@@ -168,9 +168,8 @@ def describe_groups(side: Side, *groups: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    with side_by_side(tmp_path_factory.mktemp("gateway")) as sides:
-        yield sides.gateway, sides.kafka
+def addresses(compared_brokers: ComparedBrokers) -> tuple[str, str]:
+    return compared_brokers.gateway, compared_brokers.kafka
 
 
 def play(addresses: tuple[str, str], scene: Callable[[Side], None]) -> None:

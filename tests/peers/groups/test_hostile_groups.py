@@ -573,7 +573,10 @@ def test_subscriptions_to_many_topics_are_not_decoded(server, under_attack):
 def test_pending_members_that_never_rejoin_expire(server, under_attack):
     before = server.memory()
     replies = send_all(
-        server, numbered(join("pending", session=2_000), 4, 10_000), JoinGroupResponse, 4
+        server,
+        numbered(join("pending", session=2_000), 4, MOST_PENDING + 1_000),
+        JoinGroupResponse,
+        4,
     )
     told = codes(replies)
     assert told.keys() <= {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.COORDINATOR_NOT_AVAILABLE}
@@ -621,9 +624,9 @@ def wait_until_gone(server: GatewayProcess, *groups: str) -> None:
             time.sleep(0.1)
 
 
-def test_ten_thousand_joins_without_sync_in_one_group_are_limited(server, under_attack):
+def test_thousands_of_joins_without_sync_in_one_group_are_limited(server, under_attack):
     """A new generation starts whenever all known members have joined."""
-    frames = numbered(join("restless", session=1_000, rebalance=0), 3, 10_000)
+    frames = numbered(join("restless", session=1_000, rebalance=0), 3, 4 * MOST_MEMBERS)
     told = codes(send_all(server, frames, JoinGroupResponse, 3, peers=100, at_once=10))
     assert told.keys() <= {
         0,
@@ -638,7 +641,7 @@ def test_joins_without_sync_to_thousands_of_groups_are_limited(server, under_att
     told = codes(
         send_all(
             server,
-            numbered(join("many-#####", session=1_000), 3, 4_000),
+            numbered(join("many-#####", session=1_000), 3, 2_500),
             JoinGroupResponse,
             3,
             peers=50,
@@ -646,12 +649,12 @@ def test_joins_without_sync_to_thousands_of_groups_are_limited(server, under_att
     )
     assert told.keys() <= {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert told[0] > 2_000
-    wait_until_gone(server, *(f"many-{number:05}" for number in range(0, 4_000, 100)))
+    wait_until_gone(server, *(f"many-{number:05}" for number in range(0, 2_500, 100)))
 
 
 def test_members_that_disconnect_during_join_and_sync_are_removed(server, under_attack):
     files = server.open_files()
-    for number in range(30):
+    for number in range(14):
         with server.peer() as first, server.peer() as second, server.peer() as third:
             member = first.request(
                 join(f"vanish-{number % 7}", version=3, session=500, rebalance=500),
@@ -756,7 +759,7 @@ def test_commits_to_new_groups_are_refused_at_the_limit(server, under_attack, pe
 
 def test_ten_thousand_groups_are_described_listed_and_deleted(under_attack, peer, server):
     names = [f"asked-{number:05}" for number in range(10_000)]
-    some = 3_000
+    some = 1_000
     frames = numbered(commit("asked-#####", [("steady", [0])]), 8, some)
     told = sum(map(codes_of, send_all(server, frames, OffsetCommitResponse, 8)), Counter())
     assert told == {0: some}
@@ -896,15 +899,10 @@ def test_many_joins_to_a_large_group_do_not_delay_other_members(server, under_at
     told = codes(send_all(server, newcomers, ConsumerGroupHeartbeatResponse, 1))
     assert told.keys() <= {0, ErrorCode.GROUP_MAX_SIZE_REACHED}
     assert told[0] <= MOST_MEMBERS
-    end = time.monotonic() + 3
-    number = 0
-    while time.monotonic() < end:
-        number += 1
+    for number in range(20):
+        peer.request(heartbeat_of("flood", f"m{number:05}", -1), ConsumerGroupHeartbeatResponse, 1)
         peer.request(
-            heartbeat_of("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1
-        )
-        peer.request(
-            heartbeat_of("flood", f"m{number % 20:05}", 0, ["wide"]),
+            heartbeat_of("flood", f"m{number:05}", 0, ["wide"]),
             ConsumerGroupHeartbeatResponse,
             1,
         )

@@ -26,11 +26,8 @@ def gateway_arguments(settings, *more):
     words = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
     # A busy Pulsar can hang for seconds, and some clients of these tests do not retry.
     patience = ("partition_open_timeout_ms=20000", "offsets_commit_timeout_ms=20000")
-    words += [
-        word
-        for setting in ("group_initial_rebalance_delay_ms=0", *patience)
-        for word in ("--set", setting)
-    ]
+    others = ("group_initial_rebalance_delay_ms=0", f"offsets_shards={settings.shards}")
+    words += [word for setting in (*others, *patience) for word in ("--set", setting)]
     return ["--store", settings.service_url, "--pulsar-admin", settings.admin_url, *words, *more]
 
 

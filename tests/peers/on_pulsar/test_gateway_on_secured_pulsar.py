@@ -19,7 +19,7 @@ from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 
 from auth.users import PasswordHash, edit_users
 from storage.pulsar.settings import PulsarSettings
-from tests.legacy_clients.brokers import are_required
+from tests.legacy_clients.brokers import FEW_SHARDS, are_required
 from tests.peers.chaos.servers import RetryingGateway
 from tests.peers.on_pulsar.pulsar_gateway import (
     bootstrap,
@@ -42,7 +42,7 @@ SECONDS = 240
 TOPIC = "orders"
 TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 29, 30
 #: A producer whose permission is revoked gets no reply; it fails after this timeout.
-SEND_MS = 15_000
+SEND_MS = 6_000
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,11 @@ class Operator:
         self.folder = folder
         self.guarded = guarded
         self.settings = PulsarSettings(
-            guarded.tls_service_url, guarded.tls_admin_url, tenant="acme", metadata_tenant="acme"
+            guarded.tls_service_url,
+            guarded.tls_admin_url,
+            tenant="acme",
+            metadata_tenant="acme",
+            shards=FEW_SHARDS,
         )
         self.lines = []
 
@@ -179,6 +183,7 @@ def test_topic_without_pulsar_permission_is_topic_authorization_failed(guarded, 
         "pulsar_allowed_namespaces": "theirs/topics",
         "pulsar_token_file": tmp_path / "token",
         "pulsar_send_timeout_ms": SEND_MS,
+        "offsets_shards": FEW_SHARDS,
     }
     store = ("--store", guarded.broker.service_url, "--pulsar-admin", guarded.broker.admin_url)
     gateway = RetryingGateway(
@@ -241,6 +246,7 @@ def authorizing(guarded, tenant, folder, admin_url):
         namespace="topics",
         metadata_tenant=tenant,
         metadata_namespace="tables",
+        shards=FEW_SHARDS,
     )
     with gateway(
         folder,

@@ -73,11 +73,9 @@ def test_mirrored_cursor_shows_group_backlog_and_other_subscriptions_stay(pulsar
         audits(pulsar, settings, 1)
         assert len(consume(running, "orders", 4)) == 4
         waits_for(pulsar, settings, "readers", 2)
-        assert consume(running, "orders", 2) == [(4, b"5"), (5, b"6")]
-        waits_for(pulsar, settings, "readers", 0)
         produce(running, "orders", b"7")
-        waits_for(pulsar, settings, "readers", 1)
-        assert backlogs(pulsar, settings) == {"readers": 1, "auditors": 6}
+        waits_for(pulsar, settings, "readers", 3)
+        assert backlogs(pulsar, settings) == {"readers": 3, "auditors": 6}
         assert running.stop() == 0
 
 

@@ -166,7 +166,7 @@ def test_topic_deleted_in_pulsar_is_unknown_and_can_be_recreated(
     assert place.gateway.unexpected_errors() == []
 
 
-@pytest.mark.parametrize("what", ["topic", "namespace"])
+@pytest.mark.parametrize("what", ["topic", pytest.param("namespace", marks=pytest.mark.slow)])
 def test_unload_causes_only_retriable_errors_and_no_gap_in_offsets(
     place: TopicInPulsar, what: str
 ) -> None:

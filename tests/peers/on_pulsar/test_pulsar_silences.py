@@ -37,7 +37,8 @@ from tests.testkit.pulsar import BROKER_MEMORY, ONE_BOOKIE, Pulsar
 from tests.testkit.pulsar_relay import PulsarRelays
 from tests.testkit.verifiable import TOPIC
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
+#: `test_pulsar_fencing.py` has the same with gateways that are suspended for a shorter time.
+pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 #: The broker closes a connection after one to two of these without a byte. Its default is 30.
 KEEP_ALIVE_SECONDS = 5
@@ -154,7 +155,6 @@ def test_paused_gateway_continues_if_no_other_took_over(
     check_nothing_is_lost(gateway, writers, application)
 
 
-@pytest.mark.slow
 def test_gateway_answers_and_recovers_when_the_network_drops_all_bytes(
     tmp_path: Path, broker: Pulsar
 ) -> None:

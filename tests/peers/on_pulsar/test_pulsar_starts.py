@@ -30,7 +30,7 @@ NOT_READY = "store not ready, retrying"
 NOTICED_SECONDS = 240.0
 END_SECONDS = 240.0
 #: Without bookies some calls of the admin API are never answered.
-IMPATIENT = ("--set", "pulsar_admin_timeout_ms=10000")
+IMPATIENT = ("--set", "pulsar_admin_timeout_ms=5000")
 
 
 @pytest.fixture
@@ -103,7 +103,9 @@ def test_gateway_waits_for_bookies_and_serves_once_there_is_one(
 
 
 @pytest.mark.usefixtures("bookie_group")
-@pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("namespace", marks=pytest.mark.slow), "metadata_namespace"]
+)
 def test_gateway_without_bookies_exits_at_the_start_timeout(
     pulsar: Tenant, settings: Any, tmp_path: Path, kind: str
 ) -> None:

@@ -99,8 +99,9 @@ def test_traffic_topic_has_the_rows_of_the_files_of_all_gateways(
     assert {_process_of(row) for row in found} == processes.keys()
 
 
+@pytest.mark.parametrize("how", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
 def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
-    restartable_pulsar: Pulsar, settings: Any, tmp_path: Path
+    restartable_pulsar: Pulsar, settings: Any, tmp_path: Path, how: str
 ) -> None:
     log = tmp_path / "traffic"
     with gateway_on(
@@ -111,7 +112,7 @@ def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
             assert produce(peer) == 0
         assert wait_for_rows(log, lambda row: row.get("topic") == TOPIC)
         _waits_for_the_topic(running)
-        restartable_pulsar.kill()
+        restartable_pulsar.kill() if how == "killed" else restartable_pulsar.pause()
         try:
             _asks_until(
                 running,
@@ -122,7 +123,7 @@ def test_outage_of_pulsar_drops_only_traffic_topic_rows_and_is_logged(
             )
             during = read_rows(log)[-1]["sequence"]
         finally:
-            restartable_pulsar.launch()
+            restartable_pulsar.serve()
         _serves_again(running)
         assert in_topic(running, RECOVER_SECONDS, during)[-1]["sequence"] > during
         assert running.stop() == 0

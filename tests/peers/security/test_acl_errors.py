@@ -218,7 +218,7 @@ def of_both(
     users = folder / "users.json"
     with edit_users(users) as stored:
         for user in RIGHTS:
-            stored[user] = PasswordHash.of(f"{user}-secret")
+            stored[user] = PasswordHash.of(f"{user}-secret", log_cost=4)
     with Kafka.start(
         secured=Secured(tuple((user, f"{user}-secret") for user in RIGHTS), both),
         authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -475,13 +475,18 @@ def produce_by_oauthbearer(
         (pytest.fail if are_required() else pytest.skip)(str(reason))
 
 
-with_driver = pytest.mark.parametrize(
-    "client",
-    ["kafka-python-2.0.2", "kafkajs-2.2.4", "franz-go-1.22.2", "sarama-1.61.1", "java-3.9.2"],
+WITH_DRIVER = (
+    "kafka-python-2.0.2",
+    "kafkajs-2.2.4",
+    "franz-go-1.22.2",
+    "sarama-1.61.1",
+    "java-3.9.2",
 )
+#: Libraries of two languages; the others in `make slow`.
+REFUSED_IN_CI = {"sarama-1.61.1", "java-3.9.2"}
 
 
-@with_driver
+@pytest.mark.parametrize("client", WITH_DRIVER)
 def test_client_with_a_driver_logs_in_by_oauthbearer(
     server: GatewayProcess, folder: Path, client: str
 ) -> None:
@@ -489,7 +494,13 @@ def test_client_with_a_driver_logs_in_by_oauthbearer(
     assert has_logged_in(folder, f"User:{client}")
 
 
-@with_driver
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in REFUSED_IN_CI))
+        for name in WITH_DRIVER
+    ],
+)
 def test_client_with_a_driver_ends_after_a_refused_token(
     server: GatewayProcess, client: str
 ) -> None:
@@ -552,7 +563,7 @@ def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProces
 @pytest.mark.parametrize(
     "name",
     [
-        "java-2.1.1",
+        pytest.param("java-2.1.1", marks=pytest.mark.slow),
         pytest.param("java-2.8.2", marks=pytest.mark.slow),
         pytest.param("java-3.9.2", marks=pytest.mark.slow),
         pytest.param("java-4.3.1", marks=pytest.mark.slow),

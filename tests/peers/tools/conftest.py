@@ -1,11 +1,11 @@
-"""Servers with users and ACLs, one of each kind for all tests of the session.
+"""Servers that several files share, one of each kind for all tests of the session.
 
-Tests that use them belong to the xdist group `AUTHORIZING`, so that one worker starts them.
+The files of tests that use them run in one worker (`tests/distribution.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,22 @@ from tests.legacy_clients.brokers import are_required
 from tests.testkit.cache import CannotInstall
 from tests.testkit.certificates import Authority
 from tests.testkit.gateway import gateway
-from tests.testkit.kafka import VERSION, Kafka, Secured
+from tests.testkit.kafka import MODERN, VERSION, Kafka, Secured
 
 ADMIN, PASSWORD = "admin", "s3cret"
+#: Short, so that members of consumer groups soon have their partitions.
+HEARTBEAT_INTERVAL = {"group_consumer_heartbeat_interval_ms": "500"}
+MIN_HEARTBEAT_INTERVAL = {"group_consumer_min_heartbeat_interval_ms": "500"}
+
+
+@pytest.fixture(scope="session")
+def modern_kafka() -> Iterator[str]:
+    """The address of Kafka 4."""
+    try:
+        with Kafka.start(version=MODERN, **HEARTBEAT_INTERVAL, **MIN_HEARTBEAT_INTERVAL) as kafka:
+            yield kafka.bootstrap
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class AuthorizingServer:
     address: str
     tls_address: str
     folder: Path
+    listeners: Mapping[str, str]
 
     @property
     def login(self) -> list[str]:
@@ -53,6 +67,7 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with edit_users(folder / "users") as users:
         users[ADMIN] = PasswordHash.of(PASSWORD, log_cost=4)
     (folder / "password").write_text(f"{PASSWORD}\n")
+    (folder / "wrong").write_text("wr0ng\n")
     (folder / "admin.properties").write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
         "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "
@@ -79,7 +94,7 @@ def authorizing_gateway(
     folder = tmp_path_factory.mktemp("authorizing")
     with gateway(folder, listeners=("SASL_PLAINTEXT", "SSL"), **settings) as running:
         at = {name: "{}:{}".format(*address) for name, address in running.addresses.items()}
-        yield AuthorizingServer("gateway", at["SASL_PLAINTEXT"], at["SSL"], credentials)
+        yield AuthorizingServer("gateway", at["SASL_PLAINTEXT"], at["SSL"], credentials, at)
         assert PASSWORD not in running.log.read_text()
         assert running.stop() == 0
 
@@ -95,7 +110,7 @@ def _started(credentials: Path, version: str) -> Iterator[AuthorizingServer]:
         ) as kafka:
             at = kafka.listeners
             yield AuthorizingServer(
-                f"Kafka {version}", at["SASL_PLAINTEXT"], at["SSL"], credentials
+                f"Kafka {version}", at["SASL_PLAINTEXT"], at["SSL"], credentials, at
             )
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kafka.admin import KafkaAdminClient
 
 from gateway.cli.main import main
 from tests.legacy_clients.brokers import are_required, gateway
@@ -20,11 +21,16 @@ from tests.testkit.kafka import CLUSTER_ID, MODERN, VERSION, Kafka, tool
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("cluster command"),
-]  # One broker at a time for all tests.
+]
+
+TOPIC = "cluster-described"
 
 
 @pytest.fixture(scope="module", params=[pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 def kafka(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == MODERN:
+        yield request.getfixturevalue("modern_kafka")
+        return
     with ExitStack() as running:
         try:
             broker = running.enter_context(Kafka.start(version=request.param))
@@ -36,8 +42,8 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[str]:
 def create_topic_and_group(server: str) -> None:
     """Create a topic with three partitions; the group makes Kafka create its offsets topic."""
     arguments = ["--partitions", "3", "--bootstrap-server", server, "--timeout", "60"]
-    assert CliRunner().invoke(main, ["topics", "create", "described", *arguments]).exit_code == 0
-    commit_offsets(server, "described", {("described", 0): 0})
+    assert CliRunner().invoke(main, ["topics", "create", TOPIC, *arguments]).exit_code == 0
+    commit_offsets(server, TOPIC, {(TOPIC, 0): 0})
 
 
 def cluster(server: str, *arguments: str) -> Result:
@@ -58,10 +64,18 @@ def test_kafka_is_described_without_shards(kafka: str) -> None:
     found = described(kafka)
     assert (found["cluster"], found["controller"], found["shards"]) == (CLUSTER_ID, 1, None)
     assert found["partitions_without_leader"] == 0
-    # With the 4 partitions of __consumer_offsets.
+    # Other tests use this Kafka, too.
+    with closing(KafkaAdminClient(bootstrap_servers=kafka)) as admin:
+        partitions = {one["name"]: len(one["partitions"]) for one in admin.describe_topics()}
+    assert (partitions[TOPIC], partitions["__consumer_offsets"]) == (3, 4)
     (node,) = found["nodes"]
     assert f"{node['host']}:{node['port']}" == kafka
-    assert (node["node"], node["rack"], node["partitions"], node["shards"]) == (1, None, 7, None)
+    assert (node["node"], node["rack"], node["partitions"], node["shards"]) == (
+        1,
+        None,
+        sum(partitions.values()),
+        None,
+    )
 
 
 def test_metadata_log_is_that_of_kafkas_own_tool(kafka: str) -> None:

@@ -21,7 +21,7 @@ pytestmark = [
 ]  # One broker at a time for all tests.
 
 
-@pytest.fixture(scope="module", params=["Kafka", "gateway"])
+@pytest.fixture(scope="module", params=[pytest.param("Kafka", marks=pytest.mark.slow), "gateway"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -14,22 +14,27 @@ from tests.peers.comparison import (
     Command,
     CommandOutput,
     ComparedBrokers,
-    side_by_side,
 )
 from tests.peers.groups import group_setups
+from tests.peers.tools.tool_steps import Ends, Outputs, Steps, in_steps, play_selected
+from tests.testkit.kafka import VERSION
 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("kafka groups tool"),
-]  # One pair of brokers for all tests.
+]
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
-    with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
-        yield both
+def sides(compared_brokers: ComparedBrokers) -> ComparedBrokers:
+    return compared_brokers
+
+
+@pytest.fixture(scope="module")
+def ends(request: pytest.FixtureRequest, sides: ComparedBrokers) -> Ends:
+    return play_selected(request, sides, VERSION)
 
 
 def prepare(
@@ -62,13 +67,15 @@ def tool(*arguments: str) -> Command:
     return ("kafka-consumer-groups", "--timeout", str(TOOL_TIMEOUT_MS), *arguments)
 
 
-def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
-    """Run the commands on both sides; return their outputs, which must be equal.
+def same(
+    *commands: Command, codes: Sequence[int] = ()
+) -> Generator[Sequence[Command], Outputs, list[str]]:
+    """A step whose outputs must be equal on both sides; returns them.
 
     `codes` are the expected exit codes, by default 0. Members have no defined order, and member ids
     are random.
     """
-    ours, theirs = sides.tools(*commands)
+    ours, theirs = yield commands
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert [_lines(one) for one in ours] == [_lines(one) for one in theirs]
     assert [one.code for one in ours] == [one.code for one in theirs]
@@ -89,11 +96,11 @@ def committed(sides: ComparedBrokers, group: str, topic: str, *partitions: int) 
     return ours
 
 
-def test_list_by_state_and_type_matches_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_list_by_state_and_type_matches_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "listed", 1, group="listed-empty", committed={0: 1})
     with members(sides, "listed-stable", "listed", "x"):
-        every, states, empty, types, _ = same(
-            sides,
+        every, states, empty, types, _ = yield from same(
             tool("--list"),
             tool("--list", "--state"),
             tool("--list", "--state", "Empty"),
@@ -107,13 +114,13 @@ def test_list_by_state_and_type_matches_kafka(sides: ComparedBrokers) -> None:
     assert re.search(r"^listed-empty +Classic *$", types, re.MULTILINE)
 
 
-def test_describe_of_group_with_members_matches_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_describe_of_group_with_members_matches_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "described", 4, 2, 0, group="described-app", committed={0: 1, 2: 0})
     prepare(sides, "left", 3, group="described-app", committed={0: 2})
     group = ("--describe", "--group", "described-app")
     with members(sides, "described-app", "described", "x", "static-y"):
-        lag, who, verbose, state = same(
-            sides,
+        lag, who, verbose, state = yield from same(
             tool(*group),
             tool(*group, "--members"),
             tool(*group, "--members", "--verbose"),
@@ -126,13 +133,11 @@ def test_describe_of_group_with_members_matches_kafka(sides: ComparedBrokers) ->
     assert re.search(r" range +Stable +2$", state, re.MULTILINE)
 
 
-def test_describe_of_empty_and_missing_groups_matches_kafka(
-    sides: ComparedBrokers,
-) -> None:
+@in_steps
+def test_describe_of_empty_and_missing_groups_matches_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "quiet", 3, group="quiet-app", committed={0: 1})
     group = ("--describe", "--group", "quiet-app")
-    outputs = same(
-        sides,
+    outputs = yield from same(
         tool(*group),
         tool(*group, "--members"),
         tool(*group, "--state"),
@@ -143,45 +148,54 @@ def test_describe_of_empty_and_missing_groups_matches_kafka(
     assert "Consumer group 'never' does not exist." in outputs[3]
 
 
-def test_offset_reset_matches_kafka(sides: ComparedBrokers, tmp_path: Path) -> None:
+@in_steps
+def test_offset_reset_matches_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "reset", 4, 2, group="reset-app", committed={0: 3, 1: 1})
-    file = tmp_path / "offsets.csv"
-    file.write_text("reset,0,2\nreset,1,9\n")
-    targets = {
-        ("--to-earliest", "--all-topics"): [0, 0],
-        ("--to-datetime", "1970-01-01T00:00:02.000", "--topic", "reset"): [1, 1],
-        ("--shift-by", "2", "--topic", "reset:0"): [3, 1],
-        ("--to-offset", "9", "--topic", "reset:0,1"): [4, 2],
-        ("--to-current", "--all-topics"): [4, 2],
-        ("--from-file", str(file)): [2, 2],
-        ("--by-duration", "PT1H", "--all-topics"): [4, 2],
-        ("--shift-by", "-9", "--all-topics"): [0, 0],
-        ("--to-latest", "--all-topics"): [4, 2],
-    }
-    reset = [("--reset-offsets", "--group", "reset-app", *arguments) for arguments in targets]
-    *_, plan = same(
-        sides,
-        *(tool(*arguments, "--dry-run") for arguments in reset),
-        tool(*reset[0], "--dry-run", "--export"),
-    )
-    assert "reset,0,0" in plan.replace('"', "")
-    assert committed(sides, "reset-app", "reset", 0, 1) == [3, 1]
-    describe = tool("--describe", "--group", "reset-app")
-    outputs = same(
-        sides,
-        *(command for arguments in reset for command in (tool(*arguments, "--execute"), describe)),
-    )
+    planned = [
+        ("--to-earliest", "--all-topics"),
+        ("--to-offset", "9", "--topic", "reset:0,1"),
+        ("--to-current", "--all-topics"),
+        ("--by-duration", "PT1H", "--all-topics"),
+        ("--shift-by", "-9", "--all-topics"),
+    ]
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("reset,0,2\nreset,1,9\n")
+        file.flush()
+        executed = {
+            ("--to-datetime", "1970-01-01T00:00:02.000", "--topic", "reset"): [1, 1],
+            ("--shift-by", "2", "--topic", "reset:0"): [3, 1],
+            ("--from-file", file.name): [2, 2],
+            ("--to-latest", "--all-topics"): [4, 2],
+        }
+        reset = [
+            ("--reset-offsets", "--group", "reset-app", *arguments)
+            for arguments in (*planned, *executed)
+        ]
+        *_, plan = yield from same(
+            *(tool(*arguments, "--dry-run") for arguments in reset),
+            tool(*reset[0], "--dry-run", "--export"),
+        )
+        assert "reset,0,0" in plan.replace('"', "")
+        assert committed(sides, "reset-app", "reset", 0, 1) == [3, 1]
+        describe = tool("--describe", "--group", "reset-app")
+        outputs = yield from same(
+            *(
+                command
+                for arguments in reset[len(planned) :]
+                for command in (tool(*arguments, "--execute"), describe)
+            ),
+        )
     row = re.compile(r"^reset-app +reset +\d +(\d+)", re.MULTILINE)
     assert [
         [int(offset) for offset in row.findall(described)] for described in outputs[1::2]
-    ] == list(targets.values())
+    ] == list(executed.values())
 
 
-def test_group_with_members_is_neither_reset_nor_deleted(sides: ComparedBrokers) -> None:
+@in_steps
+def test_group_with_members_is_neither_reset_nor_deleted(sides: ComparedBrokers) -> Steps:
     prepare(sides, "busy", 4, group="busy-app", committed={0: 3})
     with members(sides, "busy-app", "busy", "x"):
-        reset, offsets, deleted = same(
-            sides,
+        reset, offsets, deleted = yield from same(
             tool(
                 "--reset-offsets",
                 "--group",
@@ -199,10 +213,10 @@ def test_group_with_members_is_neither_reset_nor_deleted(sides: ComparedBrokers)
     assert committed(sides, "busy-app", "busy", 0) == [3]
 
 
-def test_delete_offsets_matches_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_delete_offsets_matches_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "partly", 1, 1, group="partly-app", committed={0: 1, 1: 1})
-    outputs = same(
-        sides,
+    outputs = yield from same(
         tool("--delete-offsets", "--group", "partly-app", "--topic", "partly:1"),
         tool("--delete-offsets", "--group", "partly-app", "--topic", "never:0"),
         tool("--delete-offsets", "--group", "never", "--topic", "partly:0"),
@@ -211,11 +225,11 @@ def test_delete_offsets_matches_kafka(sides: ComparedBrokers) -> None:
     assert committed(sides, "partly-app", "partly", 0, 1) == [1, None]
 
 
-def test_delete_removes_groups_and_their_offsets(sides: ComparedBrokers) -> None:
+@in_steps
+def test_delete_removes_groups_and_their_offsets(sides: ComparedBrokers) -> Steps:
     prepare(sides, "deleted", 1, group="deleted-a", committed={0: 1})
     prepare(sides, "deleted-too", 1, group="deleted-b", committed={0: 1})
-    outputs = same(
-        sides,
+    outputs = yield from same(
         tool("--delete", "--group", "deleted-a", "--group", "deleted-b"),
         tool("--delete", "--group", "deleted-a"),
         tool("--describe", "--group", "deleted-b"),
@@ -225,14 +239,13 @@ def test_delete_removes_groups_and_their_offsets(sides: ComparedBrokers) -> None
     assert committed(sides, "deleted-a", "deleted", 0) == [None]
 
 
-def test_deleting_a_topic_removes_its_committed_offsets(sides: ComparedBrokers) -> None:
+@in_steps
+def test_deleting_a_topic_removes_its_committed_offsets(sides: ComparedBrokers) -> Steps:
     prepare(sides, "staying", 1, group="traced-app", committed={0: 1})
     prepare(sides, "going", 1, group="traced-app", committed={0: 1})
-    same(sides, ("kafka-topics", "--delete", "--topic", "going"))
+    yield from same(("kafka-topics", "--delete", "--topic", "going"))
     # If a commit of a deleted topic remained, the tool would time out looking up its end offset.
-    # Kafka applies a change asynchronously; starting another process takes longer.
-    described, offsets = same(
-        sides,
+    described, offsets = yield from same(
         tool("--describe", "--group", "traced-app"),
         tool("--reset-offsets", "--group", "traced-app", "--to-earliest", "--all-topics"),
     )

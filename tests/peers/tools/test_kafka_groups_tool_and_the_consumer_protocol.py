@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.legacy_clients.brokers import are_required, gateway
+from tests.legacy_clients.brokers import gateway
 from tests.peers.comparison import (
     MATCHING_OPTIONS,
     TOOL_TIMEOUT_MS,
@@ -22,15 +22,14 @@ from tests.peers.comparison import (
     ComparedBrokers,
 )
 from tests.peers.groups import group_setups
-from tests.testkit.cache import CannotInstall
-from tests.testkit.kafka import MODERN, VERSION, Kafka
+from tests.peers.tools.conftest import HEARTBEAT_INTERVAL
+from tests.peers.tools.tool_steps import Ends, Outputs, Steps, in_steps, play_selected
+from tests.testkit.kafka import MODERN, VERSION
 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("kafka groups tool and the consumer protocol"),
 ]
-
-tools = pytest.mark.parametrize("version", [pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 
 _RANDOM_ID = re.compile(
     r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )[\w+/-]{22}(?= )"
@@ -38,26 +37,20 @@ _RANDOM_ID = re.compile(
 _NUMBER = re.compile(r"(?<= )\d+(?= )")
 
 
-#: A short heartbeat interval, so that members soon have their partitions.
-HEARTBEAT_INTERVAL = {"group_consumer_heartbeat_interval_ms": "500"}
-MIN_HEARTBEAT_INTERVAL = {"group_consumer_min_heartbeat_interval_ms": "500"}
-
-
 def _set(settings: Mapping[str, str]) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
-    try:
-        folder = tmp_path_factory.mktemp("gateway")
-        with (
-            Kafka.start(version=MODERN, **HEARTBEAT_INTERVAL, **MIN_HEARTBEAT_INTERVAL) as kafka,
-            gateway(folder, arguments=[*MATCHING_OPTIONS, *_set(HEARTBEAT_INTERVAL)]) as ours,
-        ):
-            yield ComparedBrokers(ours.bootstrap, kafka.bootstrap)
-    except CannotInstall as missing:
-        (pytest.fail if are_required() else pytest.skip)(str(missing))
+def sides(modern_kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with gateway(folder, arguments=[*MATCHING_OPTIONS, *_set(HEARTBEAT_INTERVAL)]) as ours:
+        yield ComparedBrokers(ours.bootstrap, modern_kafka)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
+def ends(request: pytest.FixtureRequest, sides: ComparedBrokers) -> Ends:
+    return play_selected(request, sides, request.param, request.param)
 
 
 def prepare(sides: ComparedBrokers, topic: str, *records: int) -> None:
@@ -90,13 +83,13 @@ def tool(*arguments: str) -> Command:
 
 
 def same(
-    sides: ComparedBrokers, version: str, *commands: Command, codes: Sequence[int] = ()
-) -> list[str]:
-    """Run the commands on both sides; return their outputs, which must be equal.
+    *commands: Command, codes: Sequence[int] = ()
+) -> Generator[Sequence[Command], Outputs, list[str]]:
+    """A step whose outputs must be equal on both sides; returns them.
 
     `codes` are the expected exit codes, by default 0.
     """
-    ours, theirs = sides.tools(*commands, version=version)
+    ours, theirs = yield commands
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert [_lines(one) for one in ours] == [_lines(one) for one in theirs]
     assert [one.code for one in ours] == [one.code for one in theirs]
@@ -115,15 +108,13 @@ def _lines(printed: CommandOutput) -> list[str]:
     return sorted(re.sub(" +", " ", line) for line in text.splitlines())
 
 
-@tools
-def test_list_and_describe_match_kafka(sides: ComparedBrokers, version: str) -> None:
+@in_steps
+def test_list_and_describe_match_kafka(sides: ComparedBrokers, version: str) -> Steps:
     name = f"described-{version}"
     prepare(sides, name, 4, 2, 0)
     group = ("--describe", "--group", name)
     with members(sides, name, name, "static-x", "static-y"):
-        lag, who, verbose, state, epochs, types, states, only = same(
-            sides,
-            version,
+        lag, who, verbose, state, epochs, types, states, only = yield from same(
             tool(*group),
             tool(*group, "--members"),
             tool(*group, "--members", "--verbose"),
@@ -145,16 +136,14 @@ def test_list_and_describe_match_kafka(sides: ComparedBrokers, version: str) -> 
     assert name in only
 
 
-@tools
+@in_steps
 def test_group_with_members_is_neither_reset_nor_deleted(
     sides: ComparedBrokers, version: str
-) -> None:
+) -> Steps:
     name = f"busy-{version}"
     prepare(sides, name, 4)
     with members(sides, name, name, "static-x"):
-        reset, offsets, deleted = same(
-            sides,
-            version,
+        reset, offsets, deleted = yield from same(
             tool("--reset-offsets", "--group", name, "--to-earliest", "--all-topics", "--execute"),
             tool("--delete-offsets", "--group", name, "--topic", name),
             tool("--delete", "--group", name),
@@ -164,16 +153,14 @@ def test_group_with_members_is_neither_reset_nor_deleted(
     assert "The group is not empty" in deleted
 
 
-@tools
-def test_group_without_members_is_reset_and_deleted(sides: ComparedBrokers, version: str) -> None:
+@in_steps
+def test_group_without_members_is_reset_and_deleted(sides: ComparedBrokers, version: str) -> Steps:
     name = f"left-{version}"
     prepare(sides, name, 4, 2)
     with members(sides, name, name, "x"):
         pass
     group = ("--describe", "--group", name)
-    empty, state, reset, described, offsets, deleted, gone = same(
-        sides,
-        version,
+    empty, state, reset, described, offsets, deleted, gone = yield from same(
         tool(*group, "--members"),
         tool(*group, "--state"),
         tool("--reset-offsets", "--group", name, "--to-offset", "1", "--topic", name, "--execute"),
@@ -191,7 +178,10 @@ def test_group_without_members_is_reset_and_deleted(sides: ComparedBrokers, vers
     assert "does not exist" in gone or "not found" in gone
 
 
-def test_kafka_configs_of_a_group_match_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_kafka_configs_of_a_group_match_kafka(sides: ComparedBrokers, version: str) -> Steps:
+    if version != MODERN:
+        pytest.skip("groups have configs since Kafka 4")
     group = ("--entity-type", "groups", "--entity-name", "configured")
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     wrong = [
@@ -202,21 +192,18 @@ def test_kafka_configs_of_a_group_match_kafka(sides: ComparedBrokers) -> None:
         f"{interval}=x",
         "nonsense=1",
     ]
-    ours, theirs = sides.tools(
+    ours, theirs = yield [
         ("kafka-configs", "--alter", *group, "--add-config", f"{session}=50000,{interval}=6000"),
         *(("kafka-configs", "--alter", *group, "--add-config", change) for change in wrong),
-        version=MODERN,
-    )
+    ]
     assert ours == theirs
     assert [one.code for one in ours] == [0] + [1] * len(wrong)
-    # Kafka applies a change asynchronously; starting another process takes longer.
-    ours, theirs = sides.tools(
+    ours, theirs = yield [
         ("kafka-configs", "--describe", *group),
         ("kafka-configs", "--alter", *group, "--delete-config", session),
-        version=MODERN,
-    )
+    ]
     assert ours == theirs
     assert f"DYNAMIC_GROUP_CONFIG:{session}=50000" in ours[0].output
-    ours, theirs = sides.tools(("kafka-configs", "--describe", *group), version=MODERN)
+    ours, theirs = yield [("kafka-configs", "--describe", *group)]
     assert ours == theirs
     assert session not in ours[0].output

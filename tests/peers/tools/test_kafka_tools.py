@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Generator, Sequence
 
 import pytest
 from kafka import KafkaProducer
@@ -14,15 +15,16 @@ from tests.peers.comparison import (
     Command,
     CommandOutput,
     ComparedBrokers,
-    side_by_side,
+    run_tools,
     wait_for_offsets_topic,
 )
-from tests.testkit.kafka import MODERN
+from tests.peers.tools.tool_steps import Ends, Outputs, Steps, in_steps, play_selected
+from tests.testkit.kafka import MODERN, VERSION
 
 pytestmark = [
     pytest.mark.peer,
     pytest.mark.xdist_group("kafka tools"),
-]  # One pair of brokers for all tests.
+]
 
 #: Broker settings that differ between both sides: addresses, settings of the test's Kafka, and the
 #: gateway's own defaults.
@@ -42,9 +44,13 @@ REQUESTED = frozenset({
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparedBrokers]:
-    with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
-        yield both
+def sides(compared_brokers: ComparedBrokers) -> ComparedBrokers:
+    return compared_brokers
+
+
+@pytest.fixture(scope="module")
+def ends(request: pytest.FixtureRequest, sides: ComparedBrokers) -> Ends:
+    return play_selected(request, sides, VERSION)
 
 
 def prepare(sides: ComparedBrokers, name: str, partitions: int, records: int = 0) -> None:
@@ -62,12 +68,14 @@ def prepare(sides: ComparedBrokers, name: str, partitions: int, records: int = 0
         producer.close()
 
 
-def same(sides: ComparedBrokers, *commands: Command, codes: Sequence[int] = ()) -> str:
-    """Return the output, which must be equal on both sides.
+def same(
+    *commands: Command, codes: Sequence[int] = ()
+) -> Generator[Sequence[Command], Outputs, str]:
+    """A step whose output must be equal on both sides; returns it.
 
     `codes` are the expected exit codes, by default 0.
     """
-    ours, theirs = sides.tools(*commands)
+    ours, theirs = yield commands
     assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert ours == theirs
     return "".join(one.output for one in ours)
@@ -81,14 +89,14 @@ def configs(*arguments: str) -> Command:
     return ("kafka-configs", *arguments)
 
 
-def test_kafka_topics_matches_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_kafka_topics_matches_kafka(sides: ComparedBrokers) -> Steps:
     settings = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
-    same(
-        sides,
+    yield from same(
         topics(
             "--create",
             "--topic",
-            "orders",
+            "invoices",
             "--partitions",
             "3",
             "--replication-factor",
@@ -98,28 +106,28 @@ def test_kafka_topics_matches_kafka(sides: ComparedBrokers) -> None:
         topics("--create", "--topic", "assigned", "--replica-assignment", "1,1,1"),
         topics("--create", "--topic", "default"),
     )
-    # Kafka applies a change asynchronously; starting another process takes longer.
-    output = same(
-        sides,
+    output = yield from same(
         topics("--describe", "--topic", "assigned"),
         topics("--describe", "--topic", "default"),
-        topics("--alter", "--topic", "orders", "--partitions", "5"),
+        topics("--alter", "--topic", "invoices", "--partitions", "5"),
     )
     assert "PartitionCount: 3" in output
-    output = same(
-        sides, topics("--describe", "--topic", "orders"), topics("--delete", "--topic", "orders")
+    output = yield from same(
+        topics("--describe", "--topic", "invoices"), topics("--delete", "--topic", "invoices")
     )
     assert (
         "PartitionCount: 5\tReplicationFactor: 1\tConfigs: cleanup.policy=compact,retention.ms=5000"
         in output
     )
-    assert "orders" not in same(sides, topics("--list"))
+    output = yield from same(topics("--list"))
+    assert "default" in output
+    assert "invoices" not in output
 
 
-def test_errors_of_kafka_topics_match_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_errors_of_kafka_topics_match_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "failing", 2)
-    same(
-        sides,
+    yield from same(
         topics("--create", "--topic", "failing"),
         topics("--alter", "--topic", "failing", "--partitions", "1"),
         topics("--describe", "--topic", "never"),
@@ -132,29 +140,30 @@ def test_errors_of_kafka_topics_match_kafka(sides: ComparedBrokers) -> None:
     )
 
 
-def test_kafka_topics_accepts_any_replication_factor_and_shows_one(sides: ComparedBrokers) -> None:
-    ours, theirs = sides.tools(
+@in_steps
+def test_kafka_topics_accepts_any_replication_factor_and_shows_one(sides: ComparedBrokers) -> Steps:
+    ours, theirs = yield [
         topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"),
         topics("--describe", "--topic", "three"),
-    )
-    assert (ours[0].code, theirs[0].code) == (0, 1)
+        # The lists of other tests must be equal.
+        topics("--delete", "--topic", "three"),
+    ]
+    assert ([one.code for one in ours], theirs[0].code) == ([0, 0, 0], 1)
     assert "ReplicationFactor: 1" in ours[1].output
 
 
-def test_kafka_topics_shows_consumer_offsets_as_internal(
-    sides: ComparedBrokers,
-) -> None:
+@in_steps
+def test_kafka_topics_shows_consumer_offsets_as_internal(sides: ComparedBrokers) -> Steps:
     for at in (sides.gateway, sides.kafka):
         wait_for_offsets_topic(at)
-    ours, theirs = sides.tools(
+    # The topics that other tests create are in both lists in the next step.
+    yield []
+    ours, theirs = yield [
         topics("--list"),
         topics("--list", "--exclude-internal"),
         topics("--describe", "--topic", "__consumer_offsets"),
-    )
-    # Another test creates a topic that Kafka refuses.
-    names_of = [
-        [sorted({*one.output.split()} - {"three"}) for one in found[:2]] for found in (ours, theirs)
     ]
+    names_of = [[one.output.split() for one in found[:2]] for found in (ours, theirs)]
     assert names_of[0] == names_of[1]
     assert ["__consumer_offsets" in names for names in names_of[0]] == [True, False]
     headings = [
@@ -166,10 +175,11 @@ def test_kafka_topics_shows_consumer_offsets_as_internal(
     )
 
 
-def test_kafka_configs_of_a_topic_match_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_kafka_configs_of_a_topic_match_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "altered", 1)
     topic = ("--entity-type", "topics", "--entity-name", "altered")
-    ours, theirs = sides.tools(
+    ours, theirs = yield [
         configs("--describe", *topic, "--all"),
         configs(
             "--alter",
@@ -177,11 +187,11 @@ def test_kafka_configs_of_a_topic_match_kafka(sides: ComparedBrokers) -> None:
             "--add-config",
             "max.message.bytes=2000,cleanup.policy=[compact,delete]",
         ),
-    )
-    our_changes, their_changes = sides.tools(
+    ]
+    our_changes, their_changes = yield [
         configs("--alter", *topic, "--delete-config", "max.message.bytes"),
         configs("--alter", *topic, "--add-config", "retention.ms=x"),
-    )
+    ]
     # Kafka has no entry.format.
     our_own = [
         line
@@ -194,16 +204,19 @@ def test_kafka_configs_of_a_topic_match_kafka(sides: ComparedBrokers) -> None:
     assert [(one.code, wrong in one.output) for one in (our_changes[1], their_changes[1])] == [
         (1, True)
     ] * 2
-    assert "cleanup.policy=compact,delete" in same(sides, configs("--describe", *topic))
+    output = yield from same(configs("--describe", *topic))
+    assert "cleanup.policy=compact,delete" in output
 
 
+@in_steps
 def test_kafka_configs_of_a_broker_have_names_and_defaults_of_kafka(
     sides: ComparedBrokers,
-) -> None:
+) -> Steps:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
-    outputs = [found[0].output for found in sides.tools(configs("--describe", *broker, "--all"))]
+    both = yield [configs("--describe", *broker, "--all")]
     ours, theirs = [
-        dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", output, re.MULTILINE)) for output in outputs
+        dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", printed.output, re.MULTILINE))
+        for (printed,) in both
     ]
     assert ours.pop("entry.format") == "mixed_kafka"
     assert REQUESTED <= set(ours) < set(theirs)
@@ -212,14 +225,17 @@ def test_kafka_configs_of_a_broker_have_names_and_defaults_of_kafka(
     }
 
 
-def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
+@in_steps
+def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> Steps:
     prepare(sides, "inheriting", 1)
+    # After the steps of other tests, whose topics inherit what is altered.
+    for _ in range(4):
+        yield []
     broker, every = (
         ("--entity-type", "brokers", "--entity-name", "1"),
         ("--entity-type", "brokers", "--entity-default"),
     )
-    output = same(
-        sides,
+    output = yield from same(
         configs(
             "--alter",
             *every,
@@ -232,21 +248,10 @@ def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
         ),
     )
     assert "Completed updating config for broker 1" in output
-    # Kafka applies a change asynchronously; starting another process takes longer.
-    ours, theirs = sides.tools(
+    ours, theirs = yield [
         configs("--describe", *broker),
         configs("--describe", *every),
         configs("--describe", "--entity-type", "topics", "--entity-name", "inheriting", "--all"),
-    )
-    shown = [[sorted(comparable_lines(one.output)) for one in found] for found in (ours, theirs)]
-    assert shown[0] == shown[1]
-    assert any(
-        "max.message.bytes=2000" in line
-        and "DYNAMIC_DEFAULT_BROKER_CONFIG:message.max.bytes=3000" in line
-        for line in shown[0][2]
-    )
-    same(
-        sides,
         configs("--alter", *broker, "--delete-config", "message.max.bytes,log.retention.ms"),
         configs(
             "--alter",
@@ -254,10 +259,17 @@ def test_kafka_configs_alters_a_running_broker(sides: ComparedBrokers) -> None:
             "--delete-config",
             "message.max.bytes,log.cleanup.policy,log.segment.bytes,log.cleaner.min.cleanable.ratio",
         ),
+    ]
+    assert [one.code for one in (*ours, *theirs)] == [0] * (len(ours) + len(theirs))
+    shown = [[sorted(comparable_lines(one.output)) for one in found] for found in (ours, theirs)]
+    assert shown[0] == shown[1]
+    assert any(
+        "max.message.bytes=2000" in line
+        and "DYNAMIC_DEFAULT_BROKER_CONFIG:message.max.bytes=3000" in line
+        for line in shown[0][2]
     )
-    assert "DYNAMIC" not in same(
-        sides, configs("--describe", *broker), configs("--describe", *every)
-    )
+    output = yield from same(configs("--describe", *broker), configs("--describe", *every))
+    assert "DYNAMIC" not in output
 
 
 def comparable_lines(output: str) -> list[str]:
@@ -265,7 +277,8 @@ def comparable_lines(output: str) -> list[str]:
     return [line for line in output.splitlines() if not line.startswith("  entry.format=")]
 
 
-def test_errors_of_kafka_configs_for_a_broker_match_kafka(sides: ComparedBrokers) -> None:
+@in_steps
+def test_errors_of_kafka_configs_for_a_broker_match_kafka(sides: ComparedBrokers) -> Steps:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     refused = [
         "num.partitions=3",
@@ -273,9 +286,7 @@ def test_errors_of_kafka_configs_for_a_broker_match_kafka(sides: ComparedBrokers
         "log.retention.ms=x",
         "log.message.timestamp.type=Nonsense",
     ]
-    found = sides.tools(
-        *(configs("--alter", *broker, "--add-config", change) for change in refused)
-    )
+    found = yield [configs("--alter", *broker, "--add-config", change) for change in refused]
     ours, theirs = [
         [
             (one.code, re.findall("InvalidRequestException: (.*)", one.output)[-1:])
@@ -287,30 +298,34 @@ def test_errors_of_kafka_configs_for_a_broker_match_kafka(sides: ComparedBrokers
     assert [code for code, _ in ours] == [1] * len(refused)
 
 
-def test_get_offsets_delete_records_and_log_dirs_match_kafka(
-    sides: ComparedBrokers, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@in_steps
+def test_get_offsets_delete_records_and_log_dirs_match_kafka(sides: ComparedBrokers) -> Steps:
     prepare(sides, "dated", 2, records=4)
-    file = tmp_path_factory.mktemp("records") / "offsets.json"
     offsets = [
         {"topic": "dated", "partition": 0, "offset": 3},
         {"topic": "dated", "partition": 1, "offset": -1},
     ]
-    file.write_text(json.dumps({"version": 1, "partitions": offsets}))
 
     def offsets_at(time: str) -> Command:
         return "kafka-get-offsets", "--topic", "dated", "--time", time
 
-    sizes = "kafka-log-dirs", "--describe", "--topic-list", "dated"
-    ours, theirs = [[rows_of(one.output) for one in found] for found in sides.tools(sizes)]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps({"version": 1, "partitions": offsets}))
+        file.flush()
+        (our_sizes, *ours), (their_sizes, *theirs) = yield [
+            ("kafka-log-dirs", "--describe", "--topic-list", "dated"),
+            *(
+                offsets_at(time)
+                for time in ("latest", "earliest", "max-timestamp", "2500", "99999")
+            ),
+            ("kafka-delete-records", "--offset-json-file", file.name),
+            offsets_at("earliest"),
+            offsets_at("1000"),
+        ]
+    assert rows_of(our_sizes.output) == rows_of(their_sizes.output)
     assert ours == theirs
-    output = same(
-        sides,
-        *(offsets_at(time) for time in ("latest", "earliest", "max-timestamp", "2500", "99999")),
-        ("kafka-delete-records", "--offset-json-file", str(file)),
-        offsets_at("earliest"),
-        offsets_at("1000"),
-    )
+    assert [one.code for one in theirs] == [0] * len(theirs)
+    output = "".join(one.output for one in ours)
     assert "dated-0\tlow_watermark: 3" in output
     assert output.endswith("dated:0:3\n")
 
@@ -320,6 +335,14 @@ def rows_of(output: str) -> list[tuple[str, int]]:
     (directory,) = json.loads(output.splitlines()[-1])["brokers"][0]["logDirs"]
     assert directory["error"] is None
     return sorted((row["partition"], row["size"]) for row in directory["partitions"])
+
+
+@in_steps
+def test_kafka_broker_api_versions_knows_all_versions(sides: ComparedBrokers) -> Steps:
+    (printed,), _ = yield [("kafka-broker-api-versions",)]
+    assert printed.code == 0
+    assert "Produce(0): 0 to " in printed.output
+    assert "UNKNOWN" not in printed.output
 
 
 def test_admin_tools_of_kafka_4_match_kafka(
@@ -373,33 +396,36 @@ def without_folders(printed: CommandOutput) -> CommandOutput:
     return CommandOutput(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
 
 
-def test_tools_whose_output_depends_on_the_cluster_succeed(sides: ComparedBrokers) -> None:
-    versions, _ = sides.tools(("kafka-broker-api-versions",))
-    found, _ = sides.tools(
-        ("kafka-cluster", "cluster-id"), ("kafka-groups", "--list"), version=MODERN
-    )
-    assert [one.code for one in (*versions, *found)] == [0, 0, 0]
-    assert "Produce(0): 0 to " in versions[0].output
-    assert "UNKNOWN" not in versions[0].output
-    assert found[0].output.startswith("Cluster ID: ")
-
-
-def test_tools_of_kafka_4_print_the_reasons_for_unsupported_features(
+def test_tools_of_kafka_4_succeed_or_print_why_a_feature_is_not_supported(
     sides: ComparedBrokers,
 ) -> None:
-    ours, _ = sides.tools(
-        ("kafka-metadata-quorum", "describe", "--status"),
-        ("kafka-features", "upgrade", "--feature", "metadata.version=999"),
-        ("kafka-cluster", "unregister", "--id", "77"),
-        ("kafka-client-metrics", "--alter", "--name", "all", "--metrics", "org.apache"),
+    refused = {
+        ("kafka-metadata-quorum", "describe", "--status"): "has no metadata quorum",
+        (
+            "kafka-features",
+            "upgrade",
+            "--feature",
+            "metadata.version=999",
+        ): "does not support this feature",
+        ("kafka-cluster", "unregister", "--id", "77"): "Broker ID 77 is not currently registered",
+        (
+            "kafka-client-metrics",
+            "--alter",
+            "--name",
+            "all",
+            "--metrics",
+            "org.apache",
+        ): "client metrics",
+    }
+    cluster, groups, *others = run_tools(
+        sides.gateway,
+        ("kafka-cluster", "cluster-id"),
+        ("kafka-groups", "--list"),
+        *refused,
         version=MODERN,
     )
-    told = [
-        "has no metadata quorum",
-        "does not support this feature",
-        "Broker ID 77 is not currently registered",
-        "client metrics",
-    ]
-    assert [(one.code, words in one.output) for one, words in zip(ours, told, strict=True)] == [
-        (1, True)
-    ] * len(told)
+    assert [cluster.code, groups.code] == [0, 0]
+    assert cluster.output.startswith("Cluster ID: ")
+    assert [
+        (one.code, words in one.output) for one, words in zip(others, refused.values(), strict=True)
+    ] == [(1, True)] * len(refused)

@@ -9,35 +9,23 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.main import main
-from tests.testkit.certificates import Authority
-from tests.testkit.kafka import Kafka, Secured, tool
+from tests.peers.tools.conftest import ADMIN
+from tests.testkit.kafka import tool
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.xdist_group("topics command"),
-]  # One broker for all tests.
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("authorizing servers")]
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tls")
+PLAINTEXT = "PLAINTEXT"
 
 
-@pytest.fixture(scope="module")
-def authority(folder):
-    authority = Authority()
-    authority.write(folder)
-    return authority
+@pytest.fixture
+def kafka(authorizing_kafka):
+    return authorizing_kafka.listeners
 
 
-@pytest.fixture(scope="module")
-def kafka(folder, authority):
-    certificate, key = authority.sign("localhost").write(folder, "server")
-    (folder / "server.pem").write_bytes(key.read_bytes() + certificate.read_bytes())
-    (folder / "right").write_text("s3cret\n")
-    (folder / "wrong").write_text("wr0ng\n")
-    with Kafka.start(secured=Secured((("alice", "s3cret"),), folder / "server.pem")) as broker:
-        yield broker
+@pytest.fixture
+def folder(authorizing_kafka):
+    """It has the files `ca.crt`, `password` and `wrong`."""
+    return authorizing_kafka.folder
 
 
 def topics(bootstrap, command, *arguments):
@@ -57,14 +45,14 @@ def eventually(is_so):
 def test_create_alter_and_delete_are_visible_to_kafka_topics(kafka):
     assert (
         topics(
-            kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000"
+            kafka[PLAINTEXT], "create", "a", "--partitions", "2", "--config", "retention.ms=5000"
         ).stdout
         == "a created\n"
     )
-    eventually(lambda: "a      2" in topics(kafka.bootstrap, "list").stdout)
+    eventually(lambda: "a      2" in topics(kafka[PLAINTEXT], "list").stdout)
     assert (
         topics(
-            kafka.bootstrap,
+            kafka[PLAINTEXT],
             "alter",
             "a",
             "--partitions",
@@ -78,18 +66,18 @@ def test_create_alter_and_delete_are_visible_to_kafka_topics(kafka):
     )
 
     def is_altered():
-        (row,) = json.loads(topics(kafka.bootstrap, "describe", "a", "--json").stdout)
+        (row,) = json.loads(topics(kafka[PLAINTEXT], "describe", "a", "--json").stdout)
         return (row["configs"], [part["partition"] for part in row["partitions"]]) == (
             {"max.message.bytes": "2000"},
             [0, 1, 2],
         )
 
     eventually(is_altered)
-    seen = tool("kafka-topics", kafka.bootstrap, "--describe", "--topic", "a")
+    seen = tool("kafka-topics", kafka[PLAINTEXT], "--describe", "--topic", "a")
     assert "PartitionCount: 3" in seen
     assert "max.message.bytes=2000" in seen
-    assert topics(kafka.bootstrap, "delete", "a", "--yes").stdout == "a deleted\n"
-    eventually(lambda: topics(kafka.bootstrap, "describe", "a").exit_code == 1)
+    assert topics(kafka[PLAINTEXT], "delete", "a", "--yes").stdout == "a deleted\n"
+    eventually(lambda: topics(kafka[PLAINTEXT], "describe", "a").exit_code == 1)
 
 
 @pytest.mark.parametrize(
@@ -104,31 +92,31 @@ def test_create_alter_and_delete_are_visible_to_kafka_topics(kafka):
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_errors_of_kafka_are_printed(kafka, command, complaint):
-    result = topics(kafka.bootstrap, *command)
+    result = topics(kafka[PLAINTEXT], *command)
     assert result.exit_code == 1
     assert complaint in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_tls_and_sasl_listeners_are_supported(kafka, folder):
-    log_in = ["--user", "alice", "--password-file", str(folder / "right")]
+    log_in = ["--user", ADMIN, "--password-file", str(folder / "password")]
     tls = ["--tls-ca", str(folder / "ca.crt")]
     for listener, arguments in {
         "SASL_PLAINTEXT": log_in,
         "SSL": tls,
         "SASL_SSL": [*log_in, *tls],
     }.items():
-        assert topics(kafka.listeners[listener], "list", *arguments).exit_code == 0, listener
+        assert topics(kafka[listener], "list", *arguments).exit_code == 0, listener
 
 
 @pytest.mark.parametrize(
     ("listener", "arguments", "complaint"),
     [
         ("SASL_PLAINTEXT", [], "the server may require authentication"),
-        ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
+        ("SASL_PLAINTEXT", ["--user", ADMIN, "--password-file", "wrong"], "password"),
         (
             "PLAINTEXT",
-            ["--user", "alice", "--password-file", "right"],
+            ["--user", ADMIN, "--password-file", "password"],
             "this port does not use authentication",
         ),
         ("SSL", ["--tls"], "pass its CA with --tls-ca"),
@@ -138,7 +126,7 @@ def test_tls_and_sasl_listeners_are_supported(kafka, folder):
     ],
 )
 def test_wrong_security_settings_fail_with_advice(kafka, folder, listener, arguments, complaint):
-    paths = [str(folder / word) if word in ("wrong", "right") else word for word in arguments]
-    result = topics(kafka.listeners[listener], "list", *paths)
+    paths = [str(folder / word) if word in ("wrong", "password") else word for word in arguments]
+    result = topics(kafka[listener], "list", *paths)
     assert result.exit_code == 1
     assert complaint in result.stderr

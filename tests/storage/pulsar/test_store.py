@@ -394,6 +394,7 @@ async def test_in_flight_appends_are_bounded_and_refused_ones_not_stored(between
     await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 @ensureDeferred
 async def test_killed_broker_neither_loses_nor_repeats_appends_in_flight(restartable_pulsar):

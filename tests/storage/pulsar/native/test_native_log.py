@@ -549,25 +549,7 @@ async def test_fully_trimmed_log_continues_at_broker_index(
     assert await seen(again) == [(2, b"c")]
 
 
-@ensureDeferred
-async def test_offsets_continue_after_broker_crash(
-    partition: PartitionState, restartable_pulsar: Pulsar
-) -> None:
-    broker = restartable_pulsar
-    bench = NativeTopic(NativeApplication(broker.tenant()), partition)
-    log = await bench.open()
-    assert await append(log, *values(b"a", b"b")) == 0
-    bench.sender.send(b"n")
-    broker.kill()
-    broker.launch()
-    again = await bench.again()
-    assert again.end_offset == 3
-    assert await append(again, *values(b"c")) == 3
-    assert await seen(again) == [(0, b"a"), (1, b"b"), (2, b"n"), (3, b"c")]
-    await bench.close()
-    bench.sender.client.close()
-
-
+@pytest.mark.slow
 @ensureDeferred
 async def test_missing_broker_index_names_broker_setting(partition: PartitionState) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:

@@ -10,11 +10,8 @@ from twisted.internet import reactor, threads
 from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import StorageFailed
-from tests.legacy_clients.brokers import are_required
 from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
-from tests.testkit.cache import CannotInstall
-from tests.testkit.pulsar import Pulsar, distribution
-from tests.testkit.tenant import Tenant
+from tests.testkit.pulsar import Pulsar
 
 pytestmark = pytest.mark.peer
 
@@ -24,38 +21,36 @@ BOTH_SECONDS = 10 * 2 * SEND_SECONDS
 LANES = 20
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Pulsar]:
-    try:
-        distribution()
-    except CannotInstall as missing:
-        (pytest.fail if are_required() else pytest.skip)(str(missing))
-    with Pulsar.start(topicLevelPoliciesEnabled="false") as started:
-        yield started
+def tables_on(broker: Pulsar) -> BrokerTables:
+    tenant = broker.tenant()
+    return BrokerTables(tenant, tenant.settings(send_timeout_seconds=SEND_SECONDS))
 
 
 @pytest.fixture
-def tenant(broker: Pulsar) -> Tenant:
-    return broker.tenant()
-
-
-@pytest.fixture
-def tables(tenant: Tenant) -> Iterator[BrokerTables]:
-    made = BrokerTables(tenant, tenant.settings(send_timeout_seconds=SEND_SECONDS))
+def tables(restartable_pulsar: Pulsar) -> Iterator[BrokerTables]:
+    made = tables_on(restartable_pulsar)
     yield made
     made.close()
 
 
+@pytest.fixture
+def tables_without_policies() -> Iterator[BrokerTables]:
+    with Pulsar.start(topicLevelPoliciesEnabled="false") as broker:
+        made = tables_on(broker)
+        yield made
+        made.close()
+
+
 @ensureDeferred
 async def test_puts_fail_in_time_while_broker_hangs_and_succeed_after(
-    broker: Pulsar, tables: BrokerTables, caplog: pytest.LogCaptureFixture
+    restartable_pulsar: Pulsar, tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
     await until_answered(lambda: table.put({b"a": b"before"}))
     # A put made while the previous one is completed would join its burst.
     await after(0)
     caplog.clear()
-    broker.pause()
+    restartable_pulsar.pause()
     try:
         # The first is one burst, the others are the next.
         puts = [table.put({b"a": b"meanwhile", b"b": b"meanwhile"}) for _ in range(3)]
@@ -65,7 +60,7 @@ async def test_puts_fail_in_time_while_broker_hangs_and_succeed_after(
             assert failure.check(StorageFailed)
             assert "unknown" in str(failure.value)
     finally:
-        broker.resume()
+        restartable_pulsar.resume()
     await until_answered(lambda: table.put({b"a": b"after"}))
     said = [
         record.message
@@ -78,9 +73,10 @@ async def test_puts_fail_in_time_while_broker_hangs_and_succeed_after(
     assert rows.get(b"b") in (None, b"meanwhile")
 
 
+@pytest.mark.slow
 @ensureDeferred
 async def test_killed_broker_loses_no_acknowledged_row(
-    broker: Pulsar, tables: BrokerTables
+    restartable_pulsar: Pulsar, tables: BrokerTables
 ) -> None:
     table = await tables.open()
     told: dict[int, int] = {}
@@ -100,9 +96,9 @@ async def test_killed_broker_loses_no_acknowledged_row(
 
     lanes = [Deferred.fromCoroutine(put_for_ever(lane)) for lane in range(LANES)]
     await after(0.5)
-    broker.kill()
+    restartable_pulsar.kill()
     at_the_kill = dict(told)
-    await threads.deferToThread(broker.launch)
+    await threads.deferToThread(restartable_pulsar.launch)
     while any(told.get(lane, 0) <= at_the_kill.get(lane, 0) for lane in range(LANES)):
         await after(0.05)
     is_over.append(True)
@@ -114,10 +110,12 @@ async def test_killed_broker_loses_no_acknowledged_row(
         assert int(rows[b"%02d a" % lane]) >= told[lane]
 
 
+@pytest.mark.slow
 @ensureDeferred
 async def test_table_works_without_topic_policies_and_logs_warning(
-    tables: BrokerTables, caplog: pytest.LogCaptureFixture
+    tables_without_policies: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
+    tables = tables_without_policies
     table = await tables.open()
     assert caplog.text.count("topic policies not set") == 1
     await until_answered(lambda: table.put({b"a": b"1"}))
