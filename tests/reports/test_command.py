@@ -234,7 +234,7 @@ def test_answer_has_five_lines_and_exit_code_says_not_ready(disks):
 @pytest.mark.parametrize("kills", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_report_counts_everything_once_next_time(spark, logs, tmp_path, kills):
     """While rows are written, after the commit (rows of open files not yet), and while the report
-    is made. Its Java is killed at the first two; at all three, it ends by itself.
+    is made. With two kills its Java is killed, too; with three it ends by itself.
     """
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables

@@ -33,7 +33,13 @@ CLIENTS = tuple(sorted((row.name for row in ROWS.values()), key=list(table()).in
 #: Refused in CI without a certificate: the newest of each library, and the oldest Java client.
 IN_CI = {"java-0.9.0.1", *{table()[name].library: name for name in CLIENTS}.values()}
 #: Refused in CI for each mistake: one client per implementation of TLS.
-FOR_EACH_MISTAKE = {"java-4.4.0", "confluent-2.16.1", "kafkajs-2.2.4", "franz-go-1.22.2"}
+FOR_EACH_MISTAKE = {
+    "java-4.4.0",
+    "confluent-2.16.1",
+    "kafka-python-3.0.12",
+    "kafkajs-2.2.4",
+    "franz-go-1.22.2",
+}
 #: Accepted in CI.
 ENDS = ends_of_libraries(table()[name] for name in CLIENTS)
 MISTAKES = ("no-certificate", "strange-certificate", "untrusted-server")

@@ -93,5 +93,7 @@ def _settings(bootstrap: str, group: str, name: str) -> dict[str, str | bool]:
         "client.id": name,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
+        # Members do not poll while Kafka's tools run.
+        "max.poll.interval.ms": "1800000",
     }
     return {**settings, "group.instance.id": name} if name.startswith("static") else settings

@@ -50,12 +50,12 @@ MOVES = [
         ),
         NEW_JAVA,
         id="java-3.9.2-cooperative",
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         python_member("confluent_member.py", session_timeout_ms=LONG_TIMEOUT_MS),
         NEW_CONFLUENT,
         id="confluent-range",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         java_member("2.8.2", session_timeout_ms=LONG_TIMEOUT_MS),

@@ -181,7 +181,7 @@ RATE = "producer_byte_rate"
 
 
 def remove_quotas(at: str) -> None:
-    """Remove all, once that of consumers, which the tool deleted, is gone."""
+    """Remove all quotas, after Kafka has applied the tool's deletion of `consumer_byte_rate`."""
     with QuotaClient(at) as client:
         deadline = time.monotonic() + SECONDS
         # Kafka applies changes asynchronously.

@@ -17,6 +17,7 @@ from tests.peers.comparison import MATCHING_OPTIONS
 from tests.peers.groups.group_setups import commit_offsets
 from tests.testkit.cache import CannotInstall
 from tests.testkit.kafka import CLUSTER_ID, MODERN, VERSION, Kafka, tool
+from tests.used_peers import uses
 
 pytestmark = [
     pytest.mark.peer,
@@ -29,6 +30,7 @@ TOPIC = "cluster-described"
 @pytest.fixture(scope="module", params=[pytest.param(VERSION, marks=pytest.mark.slow), MODERN])
 def kafka(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == MODERN:
+        uses("Apache Kafka", MODERN)
         yield request.getfixturevalue("modern_kafka")
         return
     with ExitStack() as running:

@@ -18,6 +18,8 @@ from tests.legacy_clients.brokers import gateway
 from tests.peers.comparison import MATCHING_OPTIONS
 from tests.peers.groups.group_setups import SECONDS, commit_offsets, create_topic, members
 from tests.peers.tools.conftest import HEARTBEAT_INTERVAL
+from tests.testkit.kafka import MODERN
+from tests.used_peers import uses
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command and the consumer protocol")]
 
@@ -27,6 +29,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     if request.param == "Kafka":
+        uses("Apache Kafka", MODERN)
         yield request.getfixturevalue("modern_kafka")
     else:
         interval = [f"{name}={value}" for name, value in HEARTBEAT_INTERVAL.items()]

@@ -10,8 +10,10 @@ from twisted.internet import reactor, threads
 from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import StorageFailed
+from tests.legacy_clients.brokers import are_required
 from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
-from tests.testkit.pulsar import Pulsar
+from tests.testkit.cache import CannotInstall
+from tests.testkit.pulsar import Pulsar, distribution
 
 pytestmark = pytest.mark.peer
 
@@ -35,6 +37,10 @@ def tables(restartable_pulsar: Pulsar) -> Iterator[BrokerTables]:
 
 @pytest.fixture
 def tables_without_policies() -> Iterator[BrokerTables]:
+    try:
+        distribution()
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
     with Pulsar.start(topicLevelPoliciesEnabled="false") as broker:
         made = tables_on(broker)
         yield made
