@@ -20,6 +20,9 @@ PREPARE_SECONDS = 1.2
 HEARTBEAT_MS = 1500
 #: Seconds between two assignments without a group.
 PAUSE_SECONDS = 0.3
+#: Seconds without an assignment after which a member that stays is replaced. It rejoins every few
+#: seconds, unless it never looks for the next coordinator (librdkafka #2266).
+STUCK_SECONDS = 30.0
 
 
 def say(event):
@@ -35,6 +38,7 @@ class Starts:
         self.how = how
         self.awaited = set()
         self.are_assigned = False
+        self.changed = time.time()
 
     def assigned(self, consumer, parts):
         time.sleep(PREPARE_SECONDS)
@@ -46,6 +50,7 @@ class Starts:
     def assign(self, partitions):
         self.awaited = set(partitions)
         self.are_assigned = True
+        self.changed = time.time()
 
     def poll(self, consumer):
         """Return whether the first records of all partitions have been reported."""
@@ -58,10 +63,14 @@ class Starts:
 
 
 def stay(config, topic):
-    consumer, starts = Consumer(config), Starts(config["group.id"], "rejoin")
-    consumer.subscribe([topic], on_assign=starts.assigned, on_revoke=starts.revoked)
+    stuck = []
     while True:
-        starts.poll(consumer)
+        consumer, starts = Consumer(config), Starts(config["group.id"], "rejoin")
+        consumer.subscribe([topic], on_assign=starts.assigned, on_revoke=starts.revoked)
+        while time.time() - starts.changed < STUCK_SECONDS:
+            starts.poll(consumer)
+        # Its end would wait for the coordinator.
+        stuck.append(consumer)
 
 
 def join_again_and_again(config, topic):
