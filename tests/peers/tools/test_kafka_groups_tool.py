@@ -185,7 +185,7 @@ def test_offset_reset_matches_kafka(sides: ComparedBrokers) -> Steps:
                 for command in (tool(*arguments, "--execute"), describe)
             ),
         )
-    row = re.compile(r"^reset-app +reset +(\d) +(\d+)", re.MULTILINE)
+    row = re.compile(r"reset-app +reset +(\d) +(\d+)")
 
     def offsets(output: str) -> list[int]:
         return [int(offset) for _, offset in sorted(row.findall(output))]
