@@ -46,6 +46,11 @@ from storage.log import Buffer, Entry
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
+#: Bytes to which lz4 and snappy of one fetch may unpack in the reactor thread, in 0.5 ms at most;
+#: and the expansion of a run up to which this is tried. A consumer at the end of the log usually
+#: reads less.
+AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION = 192 << 10, 8
+
 #: A run with lz4 or snappy is converted in another thread and cached as a whole if it has as many
 #: batches, and ends as many offsets before the end of the log. Others are converted batch by batch,
 #: so that consumers at the end of the log, whose fetches begin at different offsets, share the
@@ -56,13 +61,14 @@ LONG_RUN_BATCHES, LONG_RUN_LAG = 16, 1
 class ConversionBudget:
     """CPU time left for the conversions of one fetch, and their owner (`Workers.run_for`)."""
 
-    __slots__ = ("at_once_bytes", "at_once_records", "left_us", "owner")
+    __slots__ = ("at_once_bytes", "at_once_records", "at_once_unpacked", "left_us", "owner")
 
     def __init__(self, owner: Hashable = None) -> None:
         self.owner = owner
         self.left_us = FETCH_CPU_US
         self.at_once_bytes = AT_ONCE_BYTES
         self.at_once_records = AT_ONCE_RECORDS
+        self.at_once_unpacked = AT_ONCE_UNPACKED_BYTES
 
 
 class ConversionJob(SharedResult[Mapping[Any, Any]]):
@@ -207,24 +213,36 @@ class Converter:
 
         Returns what a consumer of `magic` 0 or 1 gets from `offset` on: the whole messages that fit
         in `max_bytes`, and with `at_least_one` the first one in any case. None if that is nothing,
-        or if a batch is compressed, invalid or anything else that `convert` has to handle.
+        or if a batch is invalid or anything else that `convert` has to handle.
 
         The result is not cached: to find the entries in the cache takes as long as this. A batch
-        that takes several fetches is for `convert`, which converts it once. For batches in lz4 and
-        snappy see `convert_long_run`.
+        that takes several fetches is for `convert`, which converts it once. For more batches in lz4
+        and snappy see `convert_long_run`.
         """
         size = sum(map(len, payloads))
         if not self._converts_at_once or not 0 < size <= budget.at_once_bytes:
             return None
         if batches == 1 and size > max_bytes:
             return None
+        unpacked = size * AT_ONCE_EXPANSION
+        if unpacked > budget.at_once_unpacked:
+            unpacked = 0
         begun = thread_time_ns()
         try:
             found = kernel.down_run(
-                payloads, batches, magic, offset, max_bytes, at_least_one, budget.at_once_records, 0
+                payloads,
+                batches,
+                magic,
+                offset,
+                max_bytes,
+                at_least_one,
+                budget.at_once_records,
+                unpacked // batches,
             )
         except MemoryError:
             found = None
+        # Also if a batch was larger.
+        budget.at_once_unpacked -= unpacked
         if found is None:
             return None
         messages, counts, is_short = found

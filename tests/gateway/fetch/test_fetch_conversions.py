@@ -1,4 +1,4 @@
-"""Conversions of a fetch: long runs are returned as their batches would be, and are counted."""
+"""Conversions of a fetch: runs are returned as their batches would be, and are counted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fetch import conversion, conversion_calls, fetch_conversions
+from gateway.fetch.conversion import AT_ONCE_EXPANSION, AT_ONCE_UNPACKED_BYTES
 from gateway.fetch.conversion_calls import ConvertedRun
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from records import kernel
@@ -43,7 +44,8 @@ OLD, OLDER = 3, 1
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """Two batches are a long run, also at the end of the log."""
+    """Two batches are a long run, also at the end of the log, and not converted at once."""
+    monkeypatch.setattr(conversion, "AT_ONCE_UNPACKED_BYTES", 0)
     monkeypatch.setattr(fetch_conversions, "LONG_RUN_BATCHES", 2)
     monkeypatch.setattr(fetch_conversions, "LONG_RUN_LAG", 0)
 
@@ -56,6 +58,16 @@ def env(request, monkeypatch) -> BrokerEnvironment:
     if not request.param:
         monkeypatch.setattr(type(env.partition().log), "read_run", lambda *_, **__: None)
     return env
+
+
+def use_long_runs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_conversions, "LONG_RUN_BATCHES", conversion.LONG_RUN_BATCHES)
+    monkeypatch.setattr(fetch_conversions, "LONG_RUN_LAG", conversion.LONG_RUN_LAG)
+
+
+def use_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert short runs in lz4 and snappy at once, as they are by default."""
+    monkeypatch.setattr(conversion, "AT_ONCE_UNPACKED_BYTES", AT_ONCE_UNPACKED_BYTES)
 
 
 def put(env: BrokerEnvironment, *entries: Entry, index: int = 0) -> None:
@@ -123,6 +135,45 @@ def test_snappy_library_is_loaded_with_the_first_batch_that_needs_it(env, monkey
     assert (env.broker.converter.conversions, env.threads.calls) == (5, 2)
 
 
+@pytest.mark.parametrize("codec", HANDLED)
+@pytest.mark.parametrize("version", [OLD, OLDER])
+def test_short_run_is_converted_at_once(env, monkeypatch, version, codec):
+    put(env, *(batched(base, codec=codec) for base in (0, 3, 6)))
+    expected = payload(fetch_one(env, version, 4))
+    calls = env.threads.calls
+    use_at_once(monkeypatch)
+    for _ in range(2):
+        assert payload(fetch_one(env, version, 4)) == expected
+    assert env.threads.calls == calls
+    # The first one was converted in a thread.
+    assert env.broker.converter.conversions == 3 * 2
+
+
+@needs_lz4
+def test_runs_of_a_fetch_that_unpack_to_more_are_converted_in_a_thread(env, monkeypatch):
+    use_at_once(monkeypatch)
+    some = random.Random(1)
+    samples = [Sample(0, 5, None, some.randbytes(AT_ONCE_UNPACKED_BYTES // AT_ONCE_EXPANSION // 2))]
+    raw = sample_records.batch(samples, codec=LZ4)
+    for index in (0, 1):
+        put(env, stored_entry(0, 0, raw), index=index)
+    assert offsets(fetch_one(env, OLD, 0)) == [0]
+    assert env.threads.calls == 0
+    # Each of them is short enough, but not both.
+    for row in fetch(env, OLD, from_offset(0), from_offset(0, 1)):
+        assert offsets(row) == [0]
+    assert env.threads.calls == 1
+
+
+@needs_lz4
+def test_batch_that_expands_much_is_converted_in_a_thread(env, monkeypatch):
+    use_at_once(monkeypatch)
+    put(env, batched(0, 1, 8_000))
+    assert len(env.partition().log.read_resident(0, LARGE)[0].payload) < 8_000 // AT_ONCE_EXPANSION
+    assert offsets(fetch_one(env, OLD, 0)) == [0]
+    assert env.threads.calls == 1
+
+
 def test_consumers_at_the_log_end_share_batches_of_short_runs(env, monkeypatch):
     monkeypatch.setattr(fetch_conversions, "LONG_RUN_BATCHES", 4)
     put(env, *(batched(base) for base in (0, 3, 6)))
@@ -133,7 +184,7 @@ def test_consumers_at_the_log_end_share_batches_of_short_runs(env, monkeypatch):
 
 def test_consumers_at_the_log_end_share_each_batch(env, monkeypatch):
     """Whatever their offsets and the number of batches."""
-    monkeypatch.undo()
+    use_long_runs_as_they_are(monkeypatch)
     put(env, *(batched(base, 1) for base in range(20)))
     for offset in (0, 1, 2):
         assert offsets(fetch_one(env, OLD, offset), offset) == [*range(offset, 20)]
@@ -141,7 +192,7 @@ def test_consumers_at_the_log_end_share_each_batch(env, monkeypatch):
 
 
 def test_fetch_that_waits_for_more_records_converts_each_batch_once(env, monkeypatch):
-    monkeypatch.undo()
+    use_long_runs_as_they_are(monkeypatch)
     put(env, *(batched(base, 1) for base in range(20)))
     waiting = start_fetch(env, request(OLD, [from_offset(0)], min_bytes=LARGE, max_wait_ms=10_000))
     put(env, *(batched(base, 1) for base in range(20, 40)))
@@ -286,13 +337,14 @@ def test_consumers_get_of_long_runs_what_they_get_of_their_batches(
     entries, asked, version, is_joined
 ):
     replies = []
-    for least in (1, LARGE):
+    for least, at_once in ((1, 0), (LARGE, 0), (LARGE, AT_ONCE_UNPACKED_BYTES)):
         env = open_environment()
         env.topic("orders", 2)
         put(env, *entries)
         put(env, *entries, index=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fetch_conversions, "LONG_RUN_BATCHES", least)
+            patch.setattr(conversion, "AT_ONCE_UNPACKED_BYTES", at_once)
             if not is_joined:
                 patch.setattr(type(env.partition().log), "read_run", lambda *_, **__: None)
             replies.append(
@@ -310,4 +362,4 @@ def test_consumers_get_of_long_runs_what_they_get_of_their_batches(
                     for offset, limit, max_bytes in asked
                 ]
             )
-    assert replies[0] == replies[1]
+    assert replies[0] == replies[1] == replies[2]

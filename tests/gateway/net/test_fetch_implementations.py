@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.fetch.conversion import LONG_RUN_BATCHES
 from gateway.fetch.fetch_reader import FetchReader
 from gateway.handlers import fetch as handler
 from gateway.protocol.wire import compiled
@@ -34,7 +35,7 @@ from tests.gateway.handlers.handler_calls import append_entries
 from tests.gateway.protocol.wire.implementations import use
 from tests.records import sample_records
 from tests.records.record_sets import batch
-from tests.records.sample_records import NONE, ZSTD, Sample
+from tests.records.sample_records import LZ4, NONE, ZSTD, Sample
 
 LARGE = 1 << 20
 ABSENT = 99
@@ -121,15 +122,15 @@ CHANGE = st.builds(
     st.sampled_from(
         ["produced"] * 6
         + ["batch"] * 2
-        + ["batch", "zstd", "format 0", "format 1", "start", "epoch", "resigned", "clock"]
-        + ["joined", "separate", "not in memory"]
+        + ["batch", "lz4", "zstd", "format 0", "format 1", "start", "epoch", "resigned", "clock"]
+        + ["joined", "separate", "not in memory", "long run"]
     ),
     st.integers(0, 4),
     SIZES,
 )
 CONVERSATIONS = st.builds(
     Conversation,
-    st.integers(0, 18),
+    st.integers(0, 3) | st.integers(0, 18),
     st.integers(1, 5),
     st.booleans(),
     st.lists(ASKED | ASKED | CHANGE, min_size=3, max_size=15),
@@ -180,7 +181,7 @@ class Gateway:
         if kind.startswith("format"):
             raw = sample_records.message_set(samples, magic=int(kind[-1]))
         else:
-            raw = sample_records.batch(samples, codec=ZSTD if kind == "zstd" else NONE)
+            raw = sample_records.batch(samples, codec={"lz4": LZ4, "zstd": ZSTD}.get(kind, NONE))
         append_entries(partition, stored_entry(base, base + 1, raw))
 
     def change(self, change: Change) -> None:
@@ -206,6 +207,9 @@ class Gateway:
             self.env.clock.advance(size)
         elif kind in ("joined", "separate", "not in memory"):
             keep(log, kind)
+        elif kind == "long run":
+            for _ in range(LONG_RUN_BATCHES + 1):
+                self.append("orders", index, size, "lz4")
         else:
             self.append("orders", index, size, kind)
 
