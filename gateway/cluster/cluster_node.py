@@ -394,9 +394,13 @@ class ClusterNode:
         given: set[int] = set()
         for shard, row in image.shards.items():
             if shard < view.shard_count:
-                # Clients are sent to the successor early. It holds their requests until it leads.
-                leader = row.leader if row.successor == NO_NODE else row.successor
-                view.set_leader(shard, leader, row.epoch)
+                leader, epoch = row.leader, row.epoch
+                if row.successor != NO_NODE:
+                    # Clients are sent to the successor early. It holds their requests until it
+                    # leads, in the next epoch: clients confuse two leaders of the same epoch, which
+                    # two gateways may name at that time.
+                    leader, epoch = row.successor, row.epoch + 1
+                view.set_leader(shard, leader, epoch)
                 if leader == self.node_id:
                     (given if row.successor == NO_NODE else expected).add(shard)
         self._leadership.expect(expected, given)

@@ -287,6 +287,22 @@ def test_request_held_for_a_handover_is_not_held_longer_if_the_leader_is_killed(
             assert isinstance(request.failure, NotLeader)
 
 
+def test_no_epoch_has_two_leaders_in_the_views_of_the_nodes(group):
+    """Not even while shards move, when some nodes know the successor and others do not."""
+    nodes = [group.join(1), group.join(2), group.join(3, seconds=0)]
+    leaders: dict[tuple[int, int], set[int]] = {}
+    for _ in range(500):
+        group.run(0.01)
+        for one in nodes:
+            if one.joining.is_done:
+                view = one.membership.view
+                for shard in range(view.shard_count):
+                    known = leaders.setdefault((shard, view.epoch_of(shard)), set())
+                    known.add(view.leader_of(shard))
+    assert {3} in leaders.values()
+    assert all(len(known) == 1 for known in leaders.values())
+
+
 def test_last_node_leaves_at_once(group):
     one = group.join(1)
     leaving = Started(one.membership.leave(10))
