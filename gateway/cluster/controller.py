@@ -484,8 +484,15 @@ class Controller:
             rows[shard_key(shard)] = encode_row(row)
 
     def _led_by(self, node: NodeRow, row: ShardRow | None) -> ShardRow:
-        epoch = self._first_epoch if row is None else row.epoch + 1
-        return ShardRow(node.node_id, node.registration, epoch)
+        """Return the row of a shard that `node` leads next.
+
+        Nodes name a successor with the next epoch. If another node leads then, its epoch is the one
+        after that, so that no epoch has two leaders.
+        """
+        if row is None:
+            return ShardRow(node.node_id, node.registration, self._first_epoch)
+        is_named = row.successor in (NO_NODE, node.node_id)
+        return ShardRow(node.node_id, node.registration, row.epoch + (1 if is_named else 2))
 
     def _continue_move(
         self,

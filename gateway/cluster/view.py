@@ -141,7 +141,10 @@ class ClusterView:
         return self._leaders[shard]
 
     def epoch_of(self, shard: int) -> int:
-        """The leader epoch of a shard, UNKNOWN if it has never had a leader."""
+        """The epoch of a shard's leader, UNKNOWN if it has never had one.
+
+        While the shard moves, leader and epoch are those that come next.
+        """
         return self._epochs[shard]
 
     def coordinator_of(self, name: str) -> int:
