@@ -1,8 +1,10 @@
-"""Runs failed tests with real peers again, alone, after all others; those that pass are "unstable".
+"""Runs failed tests with real peers again, one by one, after all others; those that pass are
+"unstable".
 
 Real brokers, clients and Spark can fail a test for reasons that are not defects of the gateway: a
 machine that stalls, a port that is taken, a fault of the peer. `--rerun-failed-peers` runs each
-failed test marked `peer` or `spark` again in a separate process, without other tests beside it.
+failed test marked `peer` or `spark` again in a separate process, without other tests of the session
+beside it.
 
 - A test that passes its second run does not fail the session. It is counted as "unstable", its
   first failure is printed, and it is added to `tests/unstable.txt`.

@@ -46,13 +46,14 @@ from storage.log import Buffer, Entry
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
-#: Bytes to which lz4 and snappy of one fetch may unpack in the reactor thread, in 0.5 ms at most;
-#: and the expansion of a run up to which this is tried. A consumer at the end of the log usually
-#: reads less.
-AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION = 192 << 10, 8
+#: Batches in lz4 or snappy are also converted in the reactor thread if all of them together, times
+#: AT_ONCE_EXPANSION, are at most AT_ONCE_UNPACKED_BYTES for one fetch, and if none unpacks to more
+#: than its part of that. It takes about 0.3 ms, with the smallest records 1 ms. Consumers at the
+#: end of the log usually read less.
+AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION = 128 << 10, 8
 
-#: A run with lz4 or snappy is converted in another thread and cached as a whole if it has as many
-#: batches, and ends as many offsets before the end of the log. Others are converted batch by batch,
+#: A longer run with lz4 or snappy is converted in another thread and cached as a whole if it has as
+#: many batches, and ends as many offsets before the end of the log. Others are converted by batch,
 #: so that consumers at the end of the log, whose fetches begin at different offsets, share the
 #: results, and a fetch that waits for more records does not convert the first ones again.
 LONG_RUN_BATCHES, LONG_RUN_LAG = 16, 1
@@ -215,18 +216,23 @@ class Converter:
         in `max_bytes`, and with `at_least_one` the first one in any case. None if that is nothing,
         or if a batch is invalid or anything else that `convert` has to handle.
 
-        The result is not cached: to find the entries in the cache takes as long as this. A batch
-        that takes several fetches is for `convert`, which converts it once. For more batches in lz4
-        and snappy see `convert_long_run`.
+        The result is not cached: to find uncompressed batches in the cache takes as long as this,
+        and a job for another thread longer than a few in lz4 or snappy. A batch that takes several
+        fetches is for `convert`, which converts it once. For more batches in lz4 and snappy see
+        `convert_long_run`.
         """
         size = sum(map(len, payloads))
         if not self._converts_at_once or not 0 < size <= budget.at_once_bytes:
             return None
         if batches == 1 and size > max_bytes:
             return None
-        unpacked = size * AT_ONCE_EXPANSION
-        if unpacked > budget.at_once_unpacked:
-            unpacked = 0
+        unpacked = 0
+        if _attributes(payloads[0]) & CODEC_MASK:
+            unpacked = size * AT_ONCE_EXPANSION
+            if unpacked > budget.at_once_unpacked:
+                return None
+            # Spent even if a batch unpacks to more, and another thread converts it.
+            budget.at_once_unpacked -= unpacked
         begun = thread_time_ns()
         try:
             found = kernel.down_run(
@@ -241,16 +247,14 @@ class Converter:
             )
         except MemoryError:
             found = None
-        # Also if a batch was larger.
-        budget.at_once_unpacked -= unpacked
+        cpu_us = (thread_time_ns() - begun) // 1000
+        budget.left_us -= cpu_us
         if found is None:
             return None
         messages, counts, is_short = found
-        cpu_us = (thread_time_ns() - begun) // 1000
         self.conversions += counts[0]
         budget.at_once_bytes -= size
         budget.at_once_records -= counts[1]
-        budget.left_us -= cpu_us
         return ConvertedRun(messages, counts, is_short, cpu_us)
 
     def cached_run(self, key: RunKey) -> ConvertedRun | None:
