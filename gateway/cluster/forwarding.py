@@ -3,7 +3,7 @@
 Client requests are forwarded as by Kafka's ForwardingManager. If a request was certainly not
 executed, it fails with NOT_CONTROLLER: clients then refresh their metadata and retry. If it may
 have been executed, it fails with REQUEST_TIMED_OUT, as in Kafka, and is not repeated: a second
-CreateTopics would report that the topic exists.
+CreateTopics would report that the topic exists. Only calls for producer ids are repeated.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class ControllerAccess(Protocol):
     async def allocate_producer_ids(self) -> range:
         """Reserve a block of producer ids.
 
-        Raises COORDINATOR_LOAD_IN_PROGRESS if the call to the controller fails, as Kafka's
-        RPCProducerIdManager does.
+        Raises COORDINATOR_LOAD_IN_PROGRESS if calls to the controller fail for CALL_SECONDS, as
+        Kafka's RPCProducerIdManager does at once: librdkafka 1.0 never asks again after an error.
         """
         ...
 
@@ -177,11 +177,20 @@ class RemoteController:
         await self._replay(outcome.revision)
 
     async def allocate_producer_ids(self) -> range:
-        answer = await self._call_or_raise(
-            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALLOCATE_PRODUCER_IDS, b""
-        )
-        first, end = msgspec.msgpack.decode(answer, type=tuple[int, int])
-        return range(first, end)
+        until = self._clock.seconds() + CALL_SECONDS
+        while True:
+            try:
+                answer = await self._call_or_raise(
+                    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALLOCATE_PRODUCER_IDS, b""
+                )
+            except KafkaError:
+                # Ids of a call that was executed without an answer are never used.
+                if self.is_local or self._clock.seconds() + RETRY_SECONDS >= until:
+                    raise
+            else:
+                first, end = msgspec.msgpack.decode(answer, type=tuple[int, int])
+                return range(first, end)
+            await sleep(self._clock, RETRY_SECONDS)
 
     async def _call_or_raise(self, code: ErrorCode, method: str, payload: bytes) -> bytes:
         """Call the controller. Any failure is raised as a KafkaError with this code."""

@@ -15,7 +15,7 @@ from kafka.protocol.admin import (
 
 from auth.mechanism import Principal
 from gateway.cluster import forwarding as module
-from gateway.cluster.calls import MAX_PAYLOAD_BYTES
+from gateway.cluster.calls import MAX_PAYLOAD_BYTES, CallFailed, CallUnanswered
 from gateway.cluster.forwarding import MAX_REQUEST_BYTES, ForwardedRequest
 from gateway.coroutines import TimeSlices
 from gateway.protocol import forwarded
@@ -378,6 +378,25 @@ def test_producer_ids_are_asked_for_again_when_the_controller_cannot_write(
     pair.run(2)
     assert asked.result == 0
     assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
+def test_producer_ids_are_asked_for_again_when_the_controller_is_lost() -> None:
+    """A call may have been executed; librdkafka 1.0 never asks again after an error."""
+    pair = make_pair()
+    calls: Any = pair.calls[FOLLOWER]
+    real, failures = calls.call, [CallUnanswered("its process has ended"), CallFailed("it failed")]
+
+    async def call(*given: Any) -> bytes:
+        if failures:
+            raise failures.pop(0)
+        answer: bytes = await real(*given)
+        return answer
+
+    calls.call = call
+    asked = Started(pair.follower.broker.producer_ids.next_id())
+    assert not asked.is_done
+    pair.run()
+    assert (asked.result, failures) == (0, [])
 
 
 def test_topic_and_producer_ids_without_a_controller_are_retriable_errors() -> None:
