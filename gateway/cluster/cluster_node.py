@@ -397,8 +397,8 @@ class ClusterNode:
                 leader, epoch = row.leader, row.epoch
                 if row.successor != NO_NODE:
                     # Clients are sent to the successor early. It holds their requests until it
-                    # leads, in the next epoch: clients confuse two leaders of the same epoch, which
-                    # two gateways may name at that time.
+                    # leads, in the next epoch. That epoch is named now: with the present one, two
+                    # gateways could name two leaders of one epoch, which clients confuse.
                     leader, epoch = row.successor, row.epoch + 1
                 view.set_leader(shard, leader, epoch)
                 if leader == self.node_id:

@@ -486,8 +486,8 @@ class Controller:
     def _led_by(self, node: NodeRow, row: ShardRow | None) -> ShardRow:
         """Return the row of a shard that `node` leads next.
 
-        Nodes name a successor with the next epoch. If another node leads then, its epoch is the one
-        after that, so that no epoch has two leaders.
+        Nodes name a successor to clients with the next epoch. If another node leads instead, its
+        epoch is the one after that.
         """
         if row is None:
             return ShardRow(node.node_id, node.registration, self._first_epoch)

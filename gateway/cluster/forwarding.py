@@ -177,30 +177,29 @@ class RemoteController:
         await self._replay(outcome.revision)
 
     async def allocate_producer_ids(self) -> range:
-        until = self._clock.seconds() + CALL_SECONDS
-        while True:
-            try:
-                answer = await self._call_or_raise(
-                    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALLOCATE_PRODUCER_IDS, b""
-                )
-            except KafkaError:
-                # Ids of a call that was executed without an answer are never used.
-                if self.is_local or self._clock.seconds() + RETRY_SECONDS >= until:
-                    raise
-            else:
-                first, end = msgspec.msgpack.decode(answer, type=tuple[int, int])
-                return range(first, end)
-            await sleep(self._clock, RETRY_SECONDS)
+        # Ids of a call that was executed without an answer are never used.
+        answer = await self._call_or_raise(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALLOCATE_PRODUCER_IDS, b"", is_repeatable=True
+        )
+        first, end = msgspec.msgpack.decode(answer, type=tuple[int, int])
+        return range(first, end)
 
-    async def _call_or_raise(self, code: ErrorCode, method: str, payload: bytes) -> bytes:
+    async def _call_or_raise(
+        self, code: ErrorCode, method: str, payload: bytes, *, is_repeatable: bool = False
+    ) -> bytes:
         """Call the controller. Any failure is raised as a KafkaError with this code."""
         try:
-            return await self._call(method, payload, CALL_SECONDS)
+            return await self._call(method, payload, CALL_SECONDS, is_repeatable=is_repeatable)
         except KafkaError as failure:
             raise KafkaError(code, failure.message) from failure
 
-    async def _call(self, method: str, payload: bytes, seconds: float) -> bytes:
-        """Call the controller; wait for one while there is none. Raises KafkaError."""
+    async def _call(
+        self, method: str, payload: bytes, seconds: float, *, is_repeatable: bool = False
+    ) -> bytes:
+        """Call the controller; wait for one while there is none. Raises KafkaError.
+
+        A call that `is_repeatable` is made again after any failure.
+        """
         until = self._clock.seconds() + seconds
         while True:
             node_id, reason = self._controller_id(), "there is no controller"
@@ -213,14 +212,18 @@ class RemoteController:
                 except CallRefused as refusal:
                     reason = str(refusal)
                 except CallUnanswered as silence:
-                    raise KafkaError(
-                        ErrorCode.REQUEST_TIMED_OUT,
-                        f"The controller may have executed the request: {silence}.",
-                    ) from silence
+                    if not is_repeatable:
+                        raise KafkaError(
+                            ErrorCode.REQUEST_TIMED_OUT,
+                            f"The controller may have executed the request: {silence}.",
+                        ) from silence
+                    reason = str(silence)
                 except CallFailed as failure:
-                    raise KafkaError(
-                        ErrorCode.UNKNOWN_SERVER_ERROR, f"The controller failed: {failure}."
-                    ) from failure
+                    if not is_repeatable:
+                        raise KafkaError(
+                            ErrorCode.UNKNOWN_SERVER_ERROR, f"The controller failed: {failure}."
+                        ) from failure
+                    reason = str(failure)
             if self._clock.seconds() + RETRY_SECONDS >= until:
                 raise KafkaError(ErrorCode.NOT_CONTROLLER, f"Not executed: {reason}.")
             await sleep(self._clock, RETRY_SECONDS)

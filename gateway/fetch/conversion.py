@@ -46,10 +46,10 @@ from storage.log import Buffer, Entry
 #: about 0.5 ms at most: a thread switch costs nearly as much.
 AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 
-#: Batches in lz4 or snappy are also converted in the reactor thread if all of them together, times
-#: AT_ONCE_EXPANSION, are at most AT_ONCE_UNPACKED_BYTES for one fetch, and if none unpacks to more
-#: than its part of that. It takes about 0.3 ms, with the smallest records 1 ms. Consumers at the
-#: end of the log usually read less.
+#: Batches in lz4 or snappy are also converted in the reactor thread if AT_ONCE_EXPANSION times
+#: their bytes are at most AT_ONCE_UNPACKED_BYTES for one fetch. Each may unpack to an equal share
+#: of that product. This takes about 0.3 ms, with the smallest records 1 ms. Consumers at the end
+#: of the log usually read less.
 AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION = 128 << 10, 8
 
 #: A longer run with lz4 or snappy is converted in another thread and cached as a whole if it has as

@@ -30,6 +30,6 @@ def test_ctrl_c_during_clients_exits_130_and_command_can_be_repeated(tmp_path):
     while left := running_in(here.process.pid):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-    # The line with the turn may just have been erased, to be written again.
+    # The progress line may just have been erased, to be written again.
     word = lines_of(written, COLUMNS * 10)[-1]
     assert word == "stopped; downloaded clients are kept, and the same command starts again"
