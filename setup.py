@@ -14,6 +14,7 @@ setup(
                 "records/_messages.pxi",
                 "records/_batches.pxi",
                 "records/_jobs.pxi",
+                "records/_gzip.pxi",
                 "records/_snappy.pxi",
             ],
             include_dirs=["records"],

@@ -9,6 +9,8 @@ The servers take turns at every step, and the table has medians over several rou
 - Produce with batches of one record, as applications send that wait for each record.
 
 With --beside, the gateway of another checkout takes Kafka's place: the same load on two versions.
+With --values json, the records of full batches are JSON events, which compress better than the
+letters of Kafka's tool, and the table is a separate one.
 With --log-flush os, a gateway with this setting is measured as well, in a separate table.
 
 In rows with "both sync" Kafka's topic has flush.messages=1: like the gateway, it then acknowledges
@@ -35,13 +37,17 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from bench.chart import svg
+from bench.clients import write_events
 from bench.measurements import Comparison, Measurement, compare, table
 from bench.progress import StepProgress
 from bench.servers import COLLECTORS, BenchGateway, BenchServer, KafkaServer
 from bench.steps import CODECS, RoundLoad, WarmUpLimits, plan, warm_up
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+BEGIN_JSON, END_JSON = "<!-- bench-json: begin -->", "<!-- bench-json: end -->"
 
 #: Upper bound of a store's disk bytes per byte of record values: headers, partly filled pages,
 #: indexes.
@@ -50,7 +56,15 @@ DISK_BYTES_PER_BYTE = 1.3
 
 def main() -> int:
     options = _options()
-    load = _load(options)
+    with tempfile.TemporaryDirectory() as folder:
+        events = None
+        if options.values == "json":
+            events = Path(folder) / "events"
+            write_events(events)
+        return _measure(options, msgspec.structs.replace(_load(options), values=events))
+
+
+def _measure(options: argparse.Namespace, load: RoundLoad) -> int:
     figures: list[Measurement] = []
     servers: list[BenchServer] = []
     try:
@@ -83,9 +97,7 @@ def main() -> int:
     for other in servers[2:]:
         print(f"\n{other.name}:\n\n{table(compare(figures, other.name, servers[1].name), peer)}")
     if options.beside is None and options.log_flush == "fsync" and not options.only_small:
-        _write(
-            options.out, comparisons, f"{_conditions(options)} Peak resident memory: {resident}."
-        )
+        _write(options, comparisons, f"{_conditions(options)} Peak resident memory: {resident}.")
     return 0
 
 
@@ -124,6 +136,12 @@ def _options() -> argparse.Namespace:
         type=_partitions,
         default="1,16",
         help="partitions of the topics with batches of one record of 1 KiB and linger.ms=1 (1,16)",
+    )
+    parser.add_argument(
+        "--values",
+        choices=("letters", "json"),
+        default="letters",
+        help="record values: random capital letters, or JSON events of 1 KiB (letters)",
     )
     parser.add_argument(
         "--only-small",
@@ -194,7 +212,8 @@ def _conditions(options: argparse.Namespace) -> str:
     arguments = (
         f"--rounds {options.rounds} --mib {options.mib} --codecs {','.join(options.codecs)} "
         f"--partitions {','.join(map(str, options.partitions))} "
-        f"--small {','.join(map(str, options.small))} --collector {options.collector}"
+        f"--small {','.join(map(str, options.small))} --values {options.values} "
+        f"--collector {options.collector}"
     )
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench ARGS="{arguments}"`, Python '
@@ -203,12 +222,17 @@ def _conditions(options: argparse.Namespace) -> str:
     )
 
 
-def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
-    """Write the table into the file and the chart beside it."""
+def _write(options: argparse.Namespace, comparisons: list[Comparison], said: str) -> None:
+    """Write the table into the file and, for the default values, the chart beside it."""
     title = "CPU time of kopgate divided by Kafka's, per GiB of record values"
+    out: Path = options.out
     chart = out.with_suffix(".svg")
     text = out.read_text() if out.exists() else "# Benchmarks\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
+    if options.values == "json":
+        block = f"{said}\n\n{table(comparisons)}"
+        out.write_text(replace_between_marks(text, block, BEGIN_JSON, END_JSON))
+        return
     chart.write_text(svg(comparisons, title))
     out.write_text(
         replace_between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import subprocess
 import threading
@@ -29,6 +31,11 @@ PACE = 2000
 """Records per second of the paced producer: few enough that its own queue adds no latency."""
 PACE_WARM_UP_SECONDS = 10
 PACE_SECONDS = 15
+
+EVENTS = 10_000
+"""Different JSON events. A producer sends them in random order, so that hardly any is twice in a
+batch.
+"""
 
 START_SECONDS = 120
 """Time limit of a client, in addition to the time for its records."""
@@ -82,13 +89,18 @@ def produce(
     *,
     batch_bytes: int = BATCH_BYTES,
     linger_ms: int = LINGER_MS,
+    values: Path | None = None,
 ) -> float:
-    """Run kafka-producer-perf-test at full speed. Returns MiB of record values per second."""
+    """Run kafka-producer-perf-test at full speed. Returns MiB of record values per second.
+
+    The values are random capital letters, or lines of the file `values` (`write_events`).
+    """
+    sent = ("--record-size", str(RECORD_BYTES)) if values is None else ("--payload-file", values)
     argv = java(
         TOOLS["kafka-producer-perf-test"],
         "--topic", topic,
         "--num-records", str(records),
-        "--record-size", str(RECORD_BYTES),
+        *map(str, sent),
         "--throughput", "-1",
         "--producer-props",
         f"bootstrap.servers={bootstrap}",
@@ -100,6 +112,38 @@ def produce(
         log_level="ERROR",
     )  # fmt: skip
     return rate_of(run(argv, records), records)
+
+
+def write_events(path: Path) -> None:
+    """Write EVENTS lines of RECORD_BYTES: events of a shop as JSON, the same in each run."""
+    chance = random.Random(1)
+    path.write_text("".join(f"{_event(chance, number)}\n" for number in range(EVENTS)))
+
+
+def _event(chance: random.Random, number: int) -> str:
+    words = ("light", "blue", "cotton", "large", "kitchen", "garden", "set", "of", "two", "steel")
+    event = {
+        "id": f"{chance.getrandbits(128):032x}",
+        "type": chance.choice(("page_view", "search", "add_to_cart", "purchase")),
+        "time": 1_700_000_000_000 + 37 * number,
+        "user": {"id": chance.randrange(10**6), "country": chance.choice(("DE", "FR", "US"))},
+        "session": f"{chance.getrandbits(64):016x}",
+        "page": f"https://shop.example/products/{chance.randrange(10**5)}?campaign=autumn",
+        "agent": "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
+        "items": [
+            {
+                "sku": f"SKU-{chance.randrange(10**6):06d}",
+                "name": " ".join(chance.choices(words, k=4)),
+                "quantity": chance.randint(1, 5),
+                "price": chance.randrange(10**4) / 100,
+            }
+            for _ in range(4)
+        ],
+        "text": "",
+    }
+    missing = RECORD_BYTES - len(json.dumps(event))
+    event["text"] = " ".join(chance.choices(words, k=RECORD_BYTES))[:missing]
+    return json.dumps(event)
 
 
 def rate_of(printed: str, records: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -54,7 +55,8 @@ class RoundLoad(msgspec.Struct, frozen=True):
     """One round: topics of `mib` MiB of record values, for each codec and number of partitions.
 
     `small_partitions` are the numbers of partitions of topics with batches of one record; with
-    `only_small` nothing else is measured.
+    `only_small` nothing else is measured. The record values of the other topics are lines of the
+    file `values`, or random letters.
     """
 
     mib: int
@@ -62,6 +64,7 @@ class RoundLoad(msgspec.Struct, frozen=True):
     partitions: tuple[int, ...]
     small_partitions: tuple[int, ...] = ()
     only_small: bool = False
+    values: Path | None = None
 
     def mib_per_round(self) -> int:
         """MiB that one server stores per round, before compression."""
@@ -114,12 +117,10 @@ def _round_of_full_batches(
     for codec in load.codecs:
         for partitions in load.partitions:
             for server in servers:
-                yield _produce(
-                    server, _topic(number, codec, partitions), partitions, load.mib, codec
-                )
+                yield _produce(server, _topic(number, codec, partitions), partitions, codec, load)
         for server in servers if 1 in load.partitions else ():
             yield _produce(
-                server, f"{_topic(number, codec, 1)}-synced", 1, load.mib, codec, is_synced=True
+                server, f"{_topic(number, codec, 1)}-synced", 1, codec, load, is_synced=True
             )
         # Fetch steps read the topic with one partition.
         for row, client in readers(codec).items() if 1 in load.partitions else ():
@@ -143,8 +144,8 @@ def _produce(
     server: BenchServer,
     topic: str,
     partitions: int,
-    mib: int,
     codec: str,
+    load: RoundLoad,
     *,
     is_synced: bool = False,
 ) -> Step:
@@ -152,12 +153,14 @@ def _produce(
 
     def run() -> Measurement:
         clients.create(server.bootstrap, topic, partitions, SYNCED if is_synced else None)
-        rate, seconds = _cpu_of(
-            server, lambda: clients.produce(server.bootstrap, topic, record_count(mib), codec)
-        )
-        return Measurement(row, codec, server.name, seconds * 1024 / mib, rate)
+        rate, seconds = _cpu_of(server, lambda: _send(server, topic, load.mib, codec, load.values))
+        return Measurement(row, codec, server.name, seconds * 1024 / load.mib, rate)
 
-    return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / _PRODUCED, run)
+    return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + load.mib / _PRODUCED, run)
+
+
+def _send(server: BenchServer, topic: str, mib: int, codec: str, values: Path | None) -> float:
+    return clients.produce(server.bootstrap, topic, record_count(mib), codec, values=values)
 
 
 def _produce_small(server: BenchServer, topic: str, partitions: int) -> Step:
@@ -251,15 +254,15 @@ def warm_up(
             _send_small(server, topic)
             return (server.cpu_seconds() - before) * 1024 / SMALL_MIB
         for codec in load.codecs:
-            _pass(server, f"warm-{number}-{codec}", mib, codec)
+            _pass(server, f"warm-{number}-{codec}", mib, codec, load.values)
         return (server.cpu_seconds() - before) * 1024 / mib / len(load.codecs)
 
     repeat_until_stable(one, settled, lambda line: say(f"warm-up, {server.name}, {line}"))
 
 
-def _pass(server: BenchServer, topic: str, mib: int, codec: str) -> None:
+def _pass(server: BenchServer, topic: str, mib: int, codec: str, values: Path | None) -> None:
     clients.create(server.bootstrap, topic, 1)
-    clients.produce(server.bootstrap, topic, record_count(mib), codec)
+    _send(server, topic, mib, codec, values)
     for client in readers(codec).values():
         clients.fetch(server.bootstrap, topic, record_count(mib), client)
 

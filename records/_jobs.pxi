@@ -1,8 +1,8 @@
 # Down-conversion of many magic-2 batches in one call, without the GIL; included by _kernel.pyx.
 #
-# Only valid batches that are uncompressed, lz4 or snappy are handled here. All others are left to
-# the general conversion path, which reports errors; this code reports none, so no message here can
-# differ from the plain-Python implementation.
+# Only valid batches that are uncompressed or in gzip, lz4 or snappy are handled here. All others
+# are left to the general conversion path, which reports errors; this code reports none, so no
+# message here can differ from the plain-Python implementation.
 
 ctypedef int (*Unpack)(const char *packed, char *into, int packed_bytes, int most) noexcept nogil
 ctypedef int (*Pack)(
@@ -28,7 +28,8 @@ cdef enum:
     # Bytes of results produced before they are copied out; together with the reused memory this
     # fits in the processor's cache.
     RESULTS_AT_A_TIME = 256 * 1024
-    # A run ends with the batch with which its batches have unpacked to as many bytes, about 50 ms.
+    # A run ends with the batch with which its batches have unpacked to as many bytes, about 50 ms,
+    # in gzip 100 ms.
     RUN_UNPACKS = 16 * 1024 * 1024
     # Bytes that a batch may need while it is converted, in addition to those of its result.
     RUN_SPARE = 64 * 1024
@@ -48,7 +49,11 @@ cdef struct Places:
     Room records
     Room messages
     Room results
+    # For lz4 and snappy.
     void *pack_state
+    # For gzip.
+    void *unpack_state
+    void *pack_stream
     # `handled_codecs` at the start of the call: another thread may add one.
     int codecs
 
@@ -69,6 +74,8 @@ cdef class Desk:
         free(self.on.messages.bytes)
         free(self.on.results.bytes)
         free(self.on.pack_state)
+        free(self.on.unpack_state)
+        free(self.on.pack_stream)
 
 cdef bint widen(Room *room, size_t more) noexcept nogil:
     """Make room for `more` bytes after the used ones; False if memory cannot be allocated."""
@@ -167,8 +174,10 @@ cdef Py_ssize_t convert_batch(
     if codec:
         if codec == LZ4:
             is_unpacked = unpack_lz4(content, records, limit, &on.records, &is_plain)
-        else:
+        elif codec == SNAPPY:
             is_unpacked = unpack_snappy(content, records, limit, &on.records)
+        else:
+            is_unpacked = unpack_gzip(on, content, records, limit, &on.records)
         if not is_unpacked:
             return -1
         content = on.records.bytes
@@ -370,6 +379,12 @@ cdef uint8_t *pack_lz4(
     put32_little(to, 0)
     return to + 4
 
+cdef size_t pack_room(int codec, Py_ssize_t size) noexcept nogil:
+    """Bytes that content of `size` bytes may take compressed."""
+    if codec == LZ4:
+        return lz4_room(size)
+    return snappy_room(size) if codec == SNAPPY else gzip_room(size)
+
 cdef Py_ssize_t wrap(
     Places *on, Summary *found, int magic, int codec, bint has_time, bint is_plain
 ) noexcept nogil:
@@ -381,9 +396,7 @@ cdef Py_ssize_t wrap(
     cdef uint8_t *to
     if on.pack_state == NULL:
         on.pack_state = malloc(max(<size_t>lz4_state_bytes, LARGEST_TABLE * sizeof(uint16_t)))
-    if on.pack_state == NULL or not widen(
-        &on.results, TIMESTAMP_AT + 16 + (lz4_room(size) if codec == LZ4 else snappy_room(size))
-    ):
+    if on.pack_state == NULL or not widen(&on.results, TIMESTAMP_AT + 16 + pack_room(codec, size)):
         return -1
     message = on.results.bytes + on.results.used
     put64(message, <uint64_t>found.last_offset)
@@ -397,9 +410,11 @@ cdef Py_ssize_t wrap(
     content = to + 8
     if codec == LZ4:
         to = pack_lz4(on.pack_state, data, size, magic, is_plain, content)
-    else:
+    elif codec == SNAPPY:
         to = pack_snappy(on.pack_state, data, size, content)
-    if to - message > INT32_MAX:
+    else:
+        to = pack_gzip(on, data, size, content)
+    if to == NULL or to - message > INT32_MAX:
         return -1
     put32(content - 4, <uint32_t>(to - content))
     put32(message + 8, <uint32_t>(to - message - LOG_OVERHEAD))

@@ -19,7 +19,7 @@ from records.errors import Fault, error_of
 from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 7
+INTERFACE = 8
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -109,6 +109,7 @@ cdef enum:
     SMALLEST_V0 = 14
     SMALLEST_V1 = 22
     CODEC_MASK = 7
+    GZIP = 1
     SNAPPY = 2
     LZ4 = 3
     ZSTD = 4
@@ -146,6 +147,7 @@ if [one.value for one in Fault] != [
 include "_messages.pxi"
 include "_batches.pxi"
 include "_jobs.pxi"
+include "_gzip.pxi"
 include "_snappy.pxi"
 
 cdef object converted(int fault, PyObject *content, Summary *found):
@@ -325,6 +327,25 @@ def use_lz4(unpack: int, pack: int, state_bytes: int):
     handle(LZ4, lz4_unpack != NULL)
 
 
+def use_gzip(
+    unpack_init: int, unpack: int, unpack_bytes: int, pack_init: int, pack: int, pack_bytes: int
+):
+    """Set the addresses of isal_inflate_init, isal_inflate_stateless, isal_deflate_stateless_init
+    and isal_deflate_stateless, and the sizes of inflate_state and isal_zstream.
+
+    Without this call `down_all` and `down_run` do not handle gzip.
+    """
+    global gzip_unpack_init, gzip_unpack, gzip_unpack_bytes
+    global gzip_pack_init, gzip_pack, gzip_pack_bytes
+    gzip_pack_bytes = pack_bytes
+    gzip_pack = <Deflate><uintptr_t>pack
+    gzip_pack_init = <DeflateInit><uintptr_t>pack_init
+    gzip_unpack_bytes = unpack_bytes
+    gzip_unpack = <Inflate><uintptr_t>unpack
+    gzip_unpack_init = <InflateInit><uintptr_t>unpack_init
+    handle(GZIP, gzip_unpack != NULL)
+
+
 def use_snappy(length: int, unpack: int, pack: int, block_bytes: int):
     """Set the addresses of GetUncompressedLength, RawUncompress and CompressFragment, and
     MaxCompressedLength for XERIAL_BLOCK bytes.
@@ -430,6 +451,7 @@ def down_run(
             # It keeps its own room for results.
             desk.on.records, desk.on.messages = on.records, on.messages
             desk.on.pack_state = on.pack_state
+            desk.on.unpack_state, desk.on.pack_stream = on.unpack_state, on.pack_stream
             give_back(desk)
     content = on.results.owner
     if failed or not on.results.used:

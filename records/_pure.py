@@ -255,8 +255,8 @@ def down_all(payloads: Sequence[Buffer], magic: int, limit: int) -> list[bytes |
     """Convert stored units to message sets of format `magic` in one call; None for units not
     handled.
 
-    The kernel handles valid magic-2 batches that are uncompressed, lz4 or, after `use_snappy`,
-    snappy; this implementation handles none.
+    The kernel handles valid magic-2 batches that are uncompressed or in the codecs of
+    `kernel.PACKED_CODECS`; this implementation handles none.
     """
     return [None] * len(payloads)
 
@@ -280,8 +280,9 @@ def down_run(
     case; the number of batches that they are from, of the offsets of these batches, and of their
     bytes; and whether they end with the batch with which 16 MiB were unpacked. None if there are no
     such messages, the batches have more than `most_records` records, or one of them is invalid, a
-    control batch, empty, in another codec or in an lz4 frame that neither Java clients nor
-    librdkafka write: these are for the general conversion path. This implementation handles none.
+    control batch, empty, in another codec, or in an lz4 frame or a gzip stream that neither Java
+    clients nor librdkafka write: these are for the general conversion path. This implementation
+    handles none.
     """
     return None
 

@@ -4,15 +4,15 @@ speed.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from typing import NamedTuple
-
-from lz4 import block
 
 from records import _pure
+from records.codec_libraries import (
+    find_gzip_functions,
+    find_lz4_functions,
+    find_snappy_functions,
+)
 from records.layout import Codec
-from records.snappy_library import find_snappy_functions
 
 KERNEL = "python"
 """The selected implementation: "cython" or "python"."""
@@ -23,7 +23,7 @@ KERNEL_REASON = ""
 PACKED_CODECS = 0
 """Bit N is set if the kernel converts batches compressed in codec N."""
 
-_INTERFACE = 7
+_INTERFACE = 8
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally
@@ -37,33 +37,6 @@ down_messages = _pure.down_messages
 down_all = _pure.down_all
 down_run = _pure.down_run
 up_messages = _pure.up_messages
-
-
-class Lz4Functions(NamedTuple):
-    """Addresses of LZ4_decompress_safe and LZ4_compress_fast_extState; LZ4_sizeofState in bytes."""
-
-    unpack: int
-    pack: int
-    state_bytes: int
-
-
-def find_lz4_functions() -> Lz4Functions | None:
-    """Find the functions of liblz4, which the kernel calls without the GIL.
-
-    The `lz4` package contains the library in its extension modules or links to the system's; in
-    both cases the functions are found by their names in lz4.h, unchanged since 2015. Returns None
-    if the symbols are hidden (as on Windows); then the package's own functions are used.
-    """
-    try:
-        library = ctypes.CDLL(block._block.__file__)
-        unpack, pack = (
-            ctypes.cast(function, ctypes.c_void_p).value
-            for function in (library.LZ4_decompress_safe, library.LZ4_compress_fast_extState)
-        )
-        state_bytes = int(library.LZ4_sizeofState())
-    except (OSError, AttributeError, TypeError):
-        return None
-    return Lz4Functions(unpack, pack, state_bytes) if unpack and pack and state_bytes > 0 else None
 
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
@@ -84,6 +57,10 @@ else:
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
                 PACKED_CODECS |= 1 << Codec.LZ4
+            gzip = find_gzip_functions()
+            if gzip is not None:
+                _kernel.use_gzip(*gzip)
+                PACKED_CODECS |= 1 << Codec.GZIP
             tally = _kernel.tally
             conversions = _kernel.conversions
             scan = _kernel.scan

@@ -241,4 +241,6 @@ def _add(listed: Path, names: Iterable[str]) -> None:
     new = sorted(set(names) - set(entries(text)))
     if new:
         listed.parent.mkdir(parents=True, exist_ok=True)
-        listed.write_text(text + "".join(f"{name}\n" for name in new), "utf-8")
+        # One write at the end of the file: two sessions may add to it at the same time.
+        with listed.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{name}\n" for name in new))

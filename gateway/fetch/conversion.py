@@ -49,13 +49,14 @@ AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 #: Batches in lz4 or snappy are also converted in the reactor thread if AT_ONCE_EXPANSION times
 #: their bytes are at most AT_ONCE_UNPACKED_BYTES for one fetch. Each may unpack to an equal share
 #: of that product. This takes about 0.3 ms, with the smallest records 1 ms. Consumers at the end
-#: of the log usually read less.
-AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION = 128 << 10, 8
+#: of the log usually read less. If the first is in gzip, which takes longer, they count
+#: AT_ONCE_GZIP_WEIGHT times.
+AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION, AT_ONCE_GZIP_WEIGHT = 128 << 10, 8, 2
 
-#: A longer run with lz4 or snappy is converted in another thread and cached as a whole if it has as
-#: many batches, and ends as many offsets before the end of the log. Others are converted by batch,
-#: so that consumers at the end of the log, whose fetches begin at different offsets, share the
-#: results, and a fetch that waits for more records does not convert the first ones again.
+#: A longer run with compressed batches is converted in another thread and cached as a whole if it
+#: has as many batches, and ends as many offsets before the end of the log. Others are converted by
+#: batch, so that consumers at the end of the log, whose fetches begin at different offsets, share
+#: the results, and a fetch that waits for more records does not convert the first ones again.
 LONG_RUN_BATCHES, LONG_RUN_LAG = 16, 1
 
 
@@ -217,8 +218,8 @@ class Converter:
         or if a batch is invalid or anything else that `convert` has to handle.
 
         The result is not cached: to find uncompressed batches in the cache takes as long as this,
-        and a job for another thread longer than a few in lz4 or snappy. A batch that takes several
-        fetches is for `convert`, which converts it once. For more batches in lz4 and snappy see
+        and a job for another thread longer than a few compressed ones. A batch that takes several
+        fetches is for `convert`, which converts it once. For more compressed batches see
         `convert_long_run`.
         """
         size = sum(map(len, payloads))
@@ -227,12 +228,14 @@ class Converter:
         if batches == 1 and size > max_bytes:
             return None
         unpacked = 0
-        if _attributes(payloads[0]) & CODEC_MASK:
+        codec = _attributes(payloads[0]) & CODEC_MASK
+        if codec:
             unpacked = size * AT_ONCE_EXPANSION
-            if unpacked > budget.at_once_unpacked:
+            spent = unpacked * (AT_ONCE_GZIP_WEIGHT if codec == Codec.GZIP else 1)
+            if spent > budget.at_once_unpacked:
                 return None
             # Spent even if a batch unpacks to more, and another thread converts it.
-            budget.at_once_unpacked -= unpacked
+            budget.at_once_unpacked -= spent
         begun = thread_time_ns()
         try:
             found = kernel.down_run(
@@ -271,7 +274,7 @@ class Converter:
         on_cpu_spent: Callable[[int], None],
         budget: ConversionBudget,
     ) -> ConvertedRun | None:
-        """As `convert_run`, for payloads that are a batch each, some of them in lz4 or snappy.
+        """As `convert_run`, for payloads that are a batch each, some of them compressed.
 
         They are converted in another thread in one call, and the result is cached as a whole: in
         the reactor's thread, a key, an entry and an object for each batch take half as long as the

@@ -34,7 +34,12 @@ MAX_RUN_RECORDS = 1 << 20
 V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 
 #: Maximum expansion by codec: bytes unpacked per compressed byte.
-_EXPANSION: dict[int, int] = {Codec.NONE: 1, Codec.LZ4: 255, Codec.SNAPPY: MAX_SNAPPY_EXPANSION}
+_EXPANSION: dict[int, int] = {
+    Codec.NONE: 1,
+    Codec.GZIP: 1032,
+    Codec.SNAPPY: MAX_SNAPPY_EXPANSION,
+    Codec.LZ4: 255,
+}
 
 
 class RunKey(NamedTuple):

@@ -29,7 +29,7 @@ from compat.message_sets import (
 )
 from compat.message_sets.down_conversion import convert_single
 from records import RecordsError, _pure, empty_batch
-from records.snappy_library import find_snappy_functions
+from records.codec_libraries import find_gzip_functions, find_snappy_functions
 
 LIMIT = 1 << 20
 
@@ -39,9 +39,11 @@ try:
 except ImportError:
     kernel = None
 else:
-    # Not `kernel.use_snappy`, which does nothing if KOPGATE_PURE_PYTHON is set.
-    if functions := find_snappy_functions():
-        kernel.use_snappy(*functions)
+    # `records.kernel` does this later, and not at all if KOPGATE_PURE_PYTHON is set.
+    if snappy := find_snappy_functions():
+        kernel.use_snappy(*snappy)
+    if gzip := find_gzip_functions():
+        kernel.use_gzip(*gzip)
 
 
 def check_and_stamp(payload: bytes) -> None:

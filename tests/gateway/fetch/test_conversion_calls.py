@@ -71,7 +71,7 @@ def one_by_one(payloads: list[bytes], of: RunKey) -> tuple[bytes, tuple[int, int
 
 
 kernel.use_snappy()
-HANDLED = [codec for codec in (LZ4, SNAPPY) if kernel.PACKED_CODECS >> codec & 1]
+HANDLED = [codec for codec in (GZIP, SNAPPY, LZ4) if kernel.PACKED_CODECS >> codec & 1]
 needs_lz4 = pytest.mark.skipif(LZ4 not in HANDLED, reason="the kernel does not convert lz4")
 
 
@@ -131,14 +131,14 @@ def test_run_is_none_if_there_is_no_memory(monkeypatch):
 
 def test_large_units_are_converted_in_separate_calls():
     small = batches(3, NONE)
-    compressed = [batches(1, codec)[0] for codec in (GZIP, ZSTD)]
-    calls = conversion_calls._split_into_calls([*small, *compressed, *small], LARGE)
-    assert [len(units) for units in calls] == [3, 1, 1, 3]
+    (compressed,) = batches(1, ZSTD)
+    calls = conversion_calls._split_into_calls([*small, compressed, *small], LARGE)
+    assert [len(units) for units in calls] == [3, 1, 3]
 
 
-def test_units_in_snappy_are_converted_in_one_call_if_they_cannot_unpack_to_more():
-    """One of n bytes unpacks to 22 n at most."""
-    (small,) = batches(1, SNAPPY)
-    large = small + bytes(conversion_calls.MAX_CALL_BYTES // 22)
+@pytest.mark.parametrize(("codec", "expansion"), [(SNAPPY, 22), (LZ4, 255), (GZIP, 1032)])
+def test_compressed_units_are_converted_in_one_call_if_they_cannot_unpack_to_more(codec, expansion):
+    (small,) = batches(1, codec)
+    large = small + bytes(conversion_calls.MAX_CALL_BYTES // expansion)
     calls = conversion_calls._split_into_calls([small, small, small, large, small], LARGE)
     assert [len(units) for units in calls] == [3, 1, 1]

@@ -35,7 +35,7 @@ from tests.records import sample_records
 from tests.records.sample_records import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 
 kernel.use_snappy()
-HANDLED = [codec for codec in (LZ4, SNAPPY) if kernel.PACKED_CODECS >> codec & 1]
+HANDLED = [codec for codec in (GZIP, SNAPPY, LZ4) if kernel.PACKED_CODECS >> codec & 1]
 needs_lz4 = pytest.mark.skipif(LZ4 not in HANDLED, reason="the kernel does not convert lz4")
 
 OLD, OLDER = 3, 1
@@ -111,9 +111,8 @@ def test_second_consumer_gets_a_long_run_from_the_cache(env, version, codec):
     assert env.threads.calls == 2
 
 
-@pytest.mark.parametrize("codec", [GZIP, ZSTD])
-def test_consumers_share_each_batch_in_another_codec(env, codec):
-    put(env, *(batched(base, codec=codec) for base in (0, 3, 6)))
+def test_consumers_share_each_batch_in_another_codec(env):
+    put(env, *(batched(base, codec=ZSTD) for base in (0, 3, 6)))
     for offset in (0, 3, 4):
         assert offsets(fetch_one(env, OLD, offset), offset) == [*range(offset, 9)]
     assert env.broker.converter.conversions == 3

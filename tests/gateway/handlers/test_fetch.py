@@ -27,7 +27,7 @@ from tests.gateway.handlers.fetch_requests import (
     start_fetch,
     stored_entry,
 )
-from tests.records.sample_records import GZIP, Sample, batch
+from tests.records.sample_records import ZSTD, Sample, batch
 
 NEW = 12
 WAIT = 500
@@ -602,7 +602,7 @@ def test_session_closed_while_reading_is_cleaned_up(env):
 
         async def append(index: int = index) -> None:
             await env.partition("orders", index).log.append(
-                [stored_entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=GZIP))]
+                [stored_entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=ZSTD))]
             )
 
         ended(append())

@@ -24,7 +24,7 @@ from gateway.workers import FairWorkers, TooManyWaiting
 from tests.fakes.broker import open_environment
 from tests.fakes.connection import MemoryClient, handshake
 from tests.gateway.handlers.fetch_requests import stored_entry
-from tests.records.sample_records import GZIP, ZSTD, Sample, batch
+from tests.records.sample_records import ZSTD, Sample, batch
 from tests.testkit.gateway import encode_request, fetch_request
 
 #: Longest wait of another consumer that needs a conversion.
@@ -174,7 +174,7 @@ def test_consumer_waits_at_most_a_second_for_conversions_of_others(
     # Attackers with the same topic would share conversions.
     for number in range(count):
         simulation.store(f"bombs-{number}", 5, ZSTD)
-    simulation.store("records", 1, GZIP)
+    simulation.store("records", 1, ZSTD)
     simulation.attack = Attackers(
         simulation.clock,
         lambda: simulation.connect(host),
