@@ -142,6 +142,7 @@ def _event(chance: random.Random, number: int) -> str:
         "text": "",
     }
     missing = RECORD_BYTES - len(json.dumps(event))
+    assert missing >= 0
     event["text"] = " ".join(chance.choices(words, k=RECORD_BYTES))[:missing]
     return json.dumps(event)
 

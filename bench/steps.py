@@ -55,8 +55,8 @@ class RoundLoad(msgspec.Struct, frozen=True):
     """One round: topics of `mib` MiB of record values, for each codec and number of partitions.
 
     `small_partitions` are the numbers of partitions of topics with batches of one record; with
-    `only_small` nothing else is measured. The record values of the other topics are lines of the
-    file `values`, or random letters.
+    `only_small` nothing else is measured. The record values of full batches are lines of the file
+    `values`, or random letters.
     """
 
     mib: int

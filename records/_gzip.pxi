@@ -1,7 +1,7 @@
 # gzip as Kafka clients write it, with ISA-L's functions; included by _kernel.pyx.
 #
 # One member with the shortest header. Header, checksum and size are read here, so that only the
-# first fields of ISA-L's structures are used: in igzip_lib.h they are the same from 2.22 on.
+# first fields of ISA-L's structures are used: in igzip_lib.h they are the same from 2.24 on.
 
 cdef struct Inflation:
     # The start of inflate_state.
@@ -100,6 +100,8 @@ cdef uint8_t *pack_gzip(
 ) noexcept nogil:
     """Write content as a stream of one member, and return the end; NULL if that fails."""
     cdef Deflation *stream
+    if size > INT32_MAX:
+        return NULL
     if on.pack_stream == NULL:
         on.pack_stream = calloc(1, level_buffer_at() + GZIP_LEVEL_BYTES)
         if on.pack_stream == NULL:

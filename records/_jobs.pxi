@@ -29,8 +29,10 @@ cdef enum:
     # fits in the processor's cache.
     RESULTS_AT_A_TIME = 256 * 1024
     # A run ends with the batch with which its batches have unpacked to as many bytes, about 50 ms,
-    # in gzip 100 ms.
+    # in gzip 100 ms; or have taken as much CPU time: a hostile gzip stream takes 0.3 us for each of
+    # its bytes and unpacks to nothing.
     RUN_UNPACKS = 16 * 1024 * 1024
+    RUN_CPU_MS = 200
     # Bytes that a batch may need while it is converted, in addition to those of its result.
     RUN_SPARE = 64 * 1024
     # Limits of memory reuse: bytes kept per buffer of a Desk, and number of idle Desks.
@@ -206,12 +208,14 @@ cdef inline bint is_handled(int codec, int codecs) noexcept nogil:
 cdef struct Run:
     # Messages from `offset` on, of at most `max_bytes`, and what they are from. A compressed batch
     # may unpack to `limit` bytes. `is_full` is set if nothing more fits, `is_short` if the run ends
-    # at RUN_UNPACKS.
+    # at RUN_UNPACKS or RUN_CPU_MS.
     int magic
     int64_t offset
     int64_t max_bytes
     int64_t limit
     int64_t unpacked
+    # CPU time of the thread at the start.
+    int64_t begun_ms
     bint at_least_one
     bint is_full
     bint is_short
@@ -251,6 +255,13 @@ cdef Py_ssize_t run_room(
         batches[0] -= 1
     return -1 if size else room
 
+cdef int64_t thread_cpu_ms() noexcept nogil:
+    """CPU time of this thread; 0 if the system does not tell."""
+    cdef timespec now
+    if clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now):
+        return 0
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
+
 cdef int convert_run(
     Places *on, const uint8_t *data, Py_ssize_t size, Run *run
 ) noexcept nogil:
@@ -273,7 +284,9 @@ cdef int convert_run(
             return -1
         # That of an uncompressed batch is still its size.
         run.unpacked += on.records.used
-        run.is_short = run.unpacked >= RUN_UNPACKS
+        run.is_short = run.unpacked >= RUN_UNPACKS or (
+            run.limit > 0 and thread_cpu_ms() - run.begun_ms > RUN_CPU_MS
+        )
         left = run.max_bytes - <int64_t>into.used
         if made > left or <int64_t>get64(data) < run.offset:
             find_cut(into.bytes + into.used, made, run.offset, max(left, 0), &start, &last)
@@ -394,9 +407,11 @@ cdef Py_ssize_t wrap(
     cdef uint8_t *message
     cdef uint8_t *content
     cdef uint8_t *to
-    if on.pack_state == NULL:
+    if codec != GZIP and on.pack_state == NULL:
         on.pack_state = malloc(max(<size_t>lz4_state_bytes, LARGEST_TABLE * sizeof(uint16_t)))
-    if on.pack_state == NULL or not widen(&on.results, TIMESTAMP_AT + 16 + pack_room(codec, size)):
+        if on.pack_state == NULL:
+            return -1
+    if not widen(&on.results, TIMESTAMP_AT + 16 + pack_room(codec, size)):
         return -1
     message = on.results.bytes + on.results.used
     put64(message, <uint64_t>found.last_offset)

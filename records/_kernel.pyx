@@ -84,6 +84,14 @@ cdef extern from *:
         int64_t left, int64_t right, int64_t *difference
     ) noexcept nogil
 
+cdef extern from "<time.h>" nogil:
+    ctypedef int64_t time_t
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int CLOCK_THREAD_CPUTIME_ID
+    int clock_gettime(int clock, timespec *now)
+
 cdef extern from "Python.h":
     PyObject *PyBytes_FromStringAndSize(const char *content, Py_ssize_t size) except NULL
     bytes copied "PyBytes_FromStringAndSize"(const char *content, Py_ssize_t size)
@@ -415,6 +423,7 @@ def down_run(
     memset(&run, 0, sizeof(run))
     run.magic, run.offset, run.max_bytes, run.at_least_one = magic, offset, max_bytes, at_least_one
     run.limit = limit
+    run.begun_ms = thread_cpu_ms()
     try:
         for payload in payloads:
             PyObject_GetBuffer(payload, views + held, PyBUF_SIMPLE)

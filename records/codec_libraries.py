@@ -17,10 +17,13 @@ from lz4 import block
 
 from records.codecs import XERIAL_BLOCK_BYTES
 
-ISAL_VERSION = 2
+ISAL_MAJOR = 2
 """Major version of ISA-L whose structures the kernel knows: their first fields are the same from
-2.22 on.
+2.24 on.
 """
+
+ISAL_LEAST_BYTES = 64 * 1024
+"""Both structures are larger: an object that takes less does not contain one."""
 
 SNAPPY_EXTENSION = "_pulsar"
 """The extension module of pulsar-client. It contains the client library, which contains and exports
@@ -90,7 +93,7 @@ def find_gzip_functions() -> GzipFunctions | None:
     Returns None if they are hidden, or if ISA-L has another major version. The sizes are those of
     the package's objects, which contain the structures.
     """
-    if isal.ISAL_MAJOR_VERSION != ISAL_VERSION:
+    if isal.ISAL_MAJOR_VERSION != ISAL_MAJOR:
         return None
     try:
         library = ctypes.CDLL(igzip_lib.__file__)
@@ -101,16 +104,15 @@ def find_gzip_functions() -> GzipFunctions | None:
             "isal_deflate_stateless_init",
             "isal_deflate_stateless",
         )
+        unpack_bytes = igzip_lib.IgzipDecompressor.__basicsize__
+        pack_bytes = type(isal_zlib.compressobj()).__basicsize__
     except (OSError, AttributeError, TypeError):
         return None
-    return GzipFunctions(
-        unpack_init,
-        unpack,
-        igzip_lib.IgzipDecompressor.__basicsize__,
-        pack_init,
-        pack,
-        type(isal_zlib.compressobj()).__basicsize__,
-    )
+    if not (unpack_init and unpack and pack_init and pack):
+        return None
+    if min(unpack_bytes, pack_bytes) < ISAL_LEAST_BYTES:
+        return None
+    return GzipFunctions(unpack_init, unpack, unpack_bytes, pack_init, pack, pack_bytes)
 
 
 def find_snappy_functions() -> SnappyFunctions | None:

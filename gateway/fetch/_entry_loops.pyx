@@ -23,12 +23,14 @@ cdef enum:
     MAGIC_AT = 16
     ATTRIBUTES_AT = 17
     CODEC_MASK = 7
+    GZIP = 1
     LZ4 = 3
     ZSTD = 4
     LENGTH_AT = 8
     LOG_OVERHEAD = 12
     HEADER_BYTES = 61
     LZ4_HEADER_BYTES = 7
+    GZIP_START_BYTES = 4
     BATCH_CRC_AT = 17
     BATCH_ATTRIBUTES_AT = 22
     LAST_OFFSET_DELTA_AT = 23
@@ -272,6 +274,11 @@ def run_mark(payloads, Py_ssize_t least, int64_t before, int codecs):
                     break
                 if codec == LZ4 and (
                     size < HEADER_BYTES + LZ4_HEADER_BYTES or not is_of_kafka(data + HEADER_BYTES)
+                ):
+                    break
+                if codec == GZIP and (
+                    size < HEADER_BYTES + GZIP_START_BYTES
+                    or memcmp(data + HEADER_BYTES, b"\x1f\x8b\x08\x00", GZIP_START_BYTES) != 0
                 ):
                     break
                 is_packed = True

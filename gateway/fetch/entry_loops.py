@@ -41,6 +41,9 @@ PAYLOAD: Callable[[Entry], Buffer] = attrgetter("payload")
 CacheKey = bytes
 _KEY = Struct(">iqqIb")
 
+GZIP_START = b"\x1f\x8b\x08\x00"
+"""Of a gzip stream without optional fields, as Java clients and librdkafka write it."""
+
 MAX_UINT64 = (1 << 64) - 1
 MIXER = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, as in Knuth's multiplicative hashing."""
@@ -242,7 +245,7 @@ def run_mark(payloads: Sequence[Buffer], least: int, before: int, codecs: int) -
 
     None unless these are at least `least` whole batches of format 2 that end before the offset
     `before`, some in `codecs` (see `kernel.PACKED_CODECS`), and the others uncompressed. lz4 frames
-    must be among those that the kernel handles.
+    and gzip streams must begin as those that the kernel handles.
     """
     mark = found = 0
     end = before
@@ -259,6 +262,8 @@ def run_mark(payloads: Sequence[Buffer], least: int, before: int, codecs: int) -
                     break
                 header = bytes(payload[at + HEADER_BYTES : at + size][:LZ4_HEADER_BYTES])
                 if codec == Codec.LZ4 and header not in KAFKA_HEADERS:
+                    break
+                if codec == Codec.GZIP and not header.startswith(GZIP_START):
                     break
                 is_packed = True
             (offset,) = OFFSET.unpack_from(payload, at)

@@ -44,7 +44,7 @@ class FetchSettings(BaseModel):
             "the same records cost one conversion. 64 batches of 1 MiB by default. A fetch of 16 "
             "or more batches, some in gzip, lz4 or snappy, by a consumer that is behind is cached "
             "as one result; others that fetch as much from the same offset use it. Up to 16 KiB in "
-            "lz4 or snappy, or 8 KiB in gzip, are not cached: their conversion takes less time."
+            "lz4 or snappy, or 4 KiB in gzip, are not cached: their conversion takes less time."
         ),
     )
     max_decompressed_bytes: int = Field(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import zlib
+from pathlib import Path
 
 import pytest
 
 from bench import clients
-from bench.clients import ClientFailed, rate_of, run
+from bench.clients import ClientFailed, rate_of, run, write_events
 
 # Output of Kafka 3.9.2.
 WINDOW = (
@@ -37,6 +40,17 @@ def test_lines_are_reported_as_they_arrive() -> None:
         run([sys.executable, "-c", "print('mark'); print('1 2')"], 1, lines.append) == "mark\n1 2\n"
     )
     assert lines == ["mark\n", "1 2\n"]
+
+
+def test_events_are_different_lines_of_one_record_size(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    write_events(events)
+    lines = events.read_text().splitlines()
+    assert len(set(lines)) == clients.EVENTS
+    assert {len(line) for line in lines} == {clients.RECORD_BYTES}
+    assert all(json.loads(line)["items"] for line in lines[:100])
+    # As compressible as events usually are.
+    assert 4 < sum(map(len, lines[:40])) / len(zlib.compress("".join(lines[:40]).encode())) < 8
 
 
 def test_failed_client_error_contains_output() -> None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import lz4
+import lz4.block
 import pytest
+from isal import igzip_lib
 
 from compat.message_sets import down_convert, read_records
 from records import codec_libraries, kernel
@@ -141,9 +142,22 @@ def test_another_major_version_of_isal_is_not_used(monkeypatch):
     assert find_gzip_functions() is None
 
 
-@pytest.mark.parametrize("file", [codec_libraries.__file__, "/nowhere.so"])
+@pytest.mark.parametrize("file", [lz4.block._block.__file__, codec_libraries.__file__, "/no.so"])
 def test_hidden_gzip_symbols_are_not_found(monkeypatch, file):
-    monkeypatch.setattr(codec_libraries, "igzip_lib", SimpleNamespace(__file__=file))
+    monkeypatch.setattr(
+        codec_libraries,
+        "igzip_lib",
+        SimpleNamespace(__file__=file, IgzipDecompressor=igzip_lib.IgzipDecompressor),
+    )
+    assert find_gzip_functions() is None
+
+
+def test_objects_that_do_not_contain_isals_structures_are_not_used(monkeypatch):
+    monkeypatch.setattr(
+        codec_libraries,
+        "igzip_lib",
+        SimpleNamespace(__file__=igzip_lib.__file__, IgzipDecompressor=object),
+    )
     assert find_gzip_functions() is None
 
 

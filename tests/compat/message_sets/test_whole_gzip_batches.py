@@ -60,6 +60,11 @@ def member(
     return header + body + pack("<II", zlib.crc32(content), len(content))
 
 
+def with_trailer(body: bytes, content: bytes) -> bytes:
+    """A stream whose `body` may be invalid, with checksum and size of `content`."""
+    return HEADER + body + pack("<II", zlib.crc32(content), len(content))
+
+
 def stored(found: list[Sample], stream: bytes, **header) -> bytes:
     """A batch whose records are stored as `stream`."""
     return batch(found, content=stream, attributes=GZIP, **header)
@@ -121,6 +126,7 @@ def test_fields_of_fixed_size_in_the_header_are_ignored(header):
 GOOD = some(3, 10)
 CONTENT = raw(GOOD)
 STREAM = member(CONTENT)
+BODY = STREAM[10:-8]
 UNUSUAL = {
     "a name": member(CONTENT, header=b"\x1f\x8b\x08\x08" + bytes(6) + b"name\0"),
     "two members": member(CONTENT[:9]) + member(CONTENT[9:]),
@@ -147,10 +153,13 @@ INVALID = {
     "a larger size": STREAM[:-4] + pack("<I", len(CONTENT) + 1),
     "a size of 4 GiB": STREAM[:-4] + b"\xff\xff\xff\xff",
     "no trailer": STREAM[:-8],
-    "a block of an unknown type": HEADER + b"\x07" + STREAM[11:],
-    "a stored block with a wrong size": HEADER + b"\x01\x05\x00\x00\x00" + bytes(13),
-    "a copy from before the start": HEADER + b"\x4b\x04\x12\x00" + bytes(8),
-    "codes of impossible lengths": HEADER + b"\x05\xc0\x81\x00" + b"\xff" * 40,
+    "a block of an unknown type": with_trailer(b"\x07" + BODY[1:], CONTENT),
+    "a stored block with a wrong size": with_trailer(b"\x01\x05\x00\x00\x00" + CONTENT, CONTENT),
+    # Fixed codes: a copy of three bytes, from one byte before.
+    "a copy from before the start": with_trailer(b"\x03\x02\x00" + bytes(8), CONTENT),
+    "codes of impossible lengths": with_trailer(b"\x05\xc0\x81\x00" + b"\xff" * 40, CONTENT),
+    "half a block": with_trailer(BODY[: len(BODY) // 2], CONTENT),
+    "no last block": with_trailer(b"\x00\x00\x00\xff\xff", b""),
 }
 
 
@@ -166,6 +175,8 @@ def test_invalid_stream_is_left_to_the_general_path(name, magic):
 def test_every_truncated_stream_is_left_to_the_general_path():
     assert made(stored(GOOD, STREAM)) is not None
     assert [size for size in range(len(STREAM)) if made(stored(GOOD, STREAM[:size]))] == []
+    shorter = [with_trailer(BODY[:size], CONTENT) for size in range(len(BODY))]
+    assert [stream for stream in shorter if made(stored(GOOD, stream))] == []
 
 
 @prop
@@ -202,9 +213,9 @@ def test_damaged_stream_is_converted_as_by_the_general_path(changes, more, at, m
 
 
 @prop
-@given(st.binary(max_size=100), st.sampled_from([b"", HEADER, HEADER + b"\x4b"]))
-def test_foreign_bytes_are_converted_as_by_the_general_path(content, header):
-    payload = stored(GOOD, header + content)
+@given(st.binary(max_size=100), st.integers(0, 300))
+def test_foreign_bytes_are_converted_as_by_the_general_path(content, size):
+    payload = stored(GOOD, with_trailer(content, bytes(size)))
     ours = made(payload)
     if ours is not None:
         assert list(read_records(ours)) == list(read_records(convert_single(payload, 1, LIMIT)))
@@ -222,12 +233,25 @@ def test_nothing_behind_the_batch_is_read(level):
     assert mprotect(address + end, mmap.PAGESIZE, 0) == 0
     for size in (0, 1, 7, 100, 1000, 2000):
         found = some(2, size, letters=b"abcdef")
-        payload = stored(found, member(raw(found), level=level))
-        for missing in (0, 1, 8, 9):
-            part = batch(found, content=payload[61 : len(payload) - missing], attributes=GZIP)
-            area[end - len(part) : end] = part
-            with memoryview(area) as whole, whole[end - len(part) : end] as view:
-                assert (made(view) is None) == (missing > 0)
+        stream = member(raw(found), level=level)
+        body = stream[10:-8]
+        streams = [with_trailer(body[:cut], raw(found)) for cut in (0, 1, 5, len(body) - 1)]
+        streams += [stream[:-1], stream[:-8], stream[:-9]]
+        for one in (stream, *streams):
+            payload = stored(found, one)
+            area[end - len(payload) : end] = payload
+            with memoryview(area) as whole, whole[end - len(payload) : end] as view:
+                assert (made(view) is None) == (one is not stream)
+
+
+def test_run_of_streams_that_take_long_ends_before_its_last_batch():
+    """Empty blocks: each of them takes as long as a block with content, and unpacks to nothing."""
+    blocks = (2 | 2 << 10 | 2 << 20 | 2 << 30).to_bytes(5, "little")
+    slow = stored(GOOD, with_trailer(blocks * (500_000 // 5) + BODY, CONTENT))
+    assert made(slow) is not None
+    _, counts, is_short = kernel.down_run([slow] * 40, 40, 1, 0, LIMIT, False, 1000, LIMIT)
+    assert is_short
+    assert counts[0] < 40
 
 
 def test_limit_is_exact():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import subprocess
 import sys
@@ -299,7 +300,7 @@ def test_compiled_function_returns_the_same_whole_batches(batches, before, spare
 #: An offset that no batch reaches.
 END = 1 << 62
 
-LZ4_BIT, SNAPPY_BIT = 1 << LZ4, 1 << SNAPPY
+LZ4_BIT = 1 << LZ4
 
 
 def some(base, codec=LZ4):
@@ -341,12 +342,13 @@ def test_only_long_runs_with_lz4_have_a_mark(load):
 @pytest.mark.parametrize("load", BOTH)
 def test_codecs_of_long_runs_are_those_of_the_kernel(load):
     mark = load().run_mark
-    packed = {LZ4_BIT: some(1, LZ4), SNAPPY_BIT: some(1, SNAPPY)}
+    packed = {1 << codec: some(1, codec) for codec in (GZIP, SNAPPY, LZ4)}
+    all_bits = sum(packed)
     for bit, payload in packed.items():
         run = [some(0, NONE), payload]
-        assert mark(run, 2, END, bit) == mark(run, 2, END, LZ4_BIT | SNAPPY_BIT) is not None
-        assert mark(run, 2, END, (LZ4_BIT | SNAPPY_BIT) ^ bit) is None
-    assert mark(list(packed.values()), 2, END, LZ4_BIT | SNAPPY_BIT) is not None
+        assert mark(run, 2, END, bit) == mark(run, 2, END, all_bits) is not None
+        assert mark(run, 2, END, all_bits ^ bit) is None
+    assert mark(list(packed.values()), 2, END, all_bits) is not None
 
 
 @pytest.mark.parametrize("load", BOTH)
@@ -372,6 +374,22 @@ def test_long_runs_have_the_lz4_frames_of_java_clients(load, block_size, has_siz
         assert (load().run_mark([made, batch(SAMPLE)], 1, END, LZ4_BIT) is not None) == is_supported
 
 
+@pytest.mark.parametrize("load", BOTH)
+@pytest.mark.parametrize(
+    ("stream", "is_supported"),
+    [
+        (gzip.compress(b"records"), True),
+        (b"\x1f\x8b\x08\x08", False),
+        (b"\x1f\x8b\x08", False),
+        (b"", False),
+    ],
+    ids=["no name", "a name", "half a header", "nothing"],
+)
+def test_long_runs_have_gzip_streams_without_optional_fields(load, stream, is_supported):
+    made = batch([], count=1, content=stream, attributes=GZIP)
+    assert (load().run_mark([made, some(3, NONE)], 1, END, 1 << GZIP) is not None) == is_supported
+
+
 SAMPLE = [Sample(3, 5, None, b"v" * 100)]
 
 
@@ -384,7 +402,7 @@ SAMPLE = [Sample(3, 5, None, b"v" * 100)]
     st.booleans(),
     st.integers(0, 4),
     st.integers(0, 20),
-    st.sampled_from([0, LZ4_BIT, SNAPPY_BIT, LZ4_BIT | SNAPPY_BIT]),
+    st.sets(st.sampled_from([GZIP, SNAPPY, LZ4])).map(lambda found: sum(1 << one for one in found)),
 )
 def test_compiled_mark_of_a_run_is_that_of_the_reference(
     payloads, is_joined, least, before, codecs

@@ -14,7 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fetch import conversion, conversion_calls, fetch_conversions
-from gateway.fetch.conversion import AT_ONCE_EXPANSION, AT_ONCE_UNPACKED_BYTES
+from gateway.fetch.conversion import (
+    AT_ONCE_EXPANSION,
+    AT_ONCE_GZIP_WEIGHT,
+    AT_ONCE_UNPACKED_BYTES,
+)
 from gateway.fetch.conversion_calls import ConvertedRun
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from records import kernel
@@ -66,7 +70,7 @@ def use_long_runs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convert short runs in lz4 and snappy at once, as they are by default."""
+    """Convert short compressed runs at once, as they are by default."""
     monkeypatch.setattr(conversion, "AT_ONCE_UNPACKED_BYTES", AT_ONCE_UNPACKED_BYTES)
 
 
@@ -148,12 +152,14 @@ def test_short_run_is_converted_at_once(env, monkeypatch, version, codec):
     assert env.broker.converter.conversions == 3 * 2
 
 
-@needs_lz4
-def test_runs_of_a_fetch_that_unpack_to_more_are_converted_in_a_thread(env, monkeypatch):
+@pytest.mark.parametrize("codec", HANDLED)
+def test_runs_of_a_fetch_that_unpack_to_more_are_converted_in_a_thread(env, monkeypatch, codec):
     use_at_once(monkeypatch)
     some = random.Random(1)
-    samples = [Sample(0, 5, None, some.randbytes(AT_ONCE_UNPACKED_BYTES // AT_ONCE_EXPANSION // 2))]
-    raw = sample_records.batch(samples, codec=LZ4)
+    most = (
+        AT_ONCE_UNPACKED_BYTES // AT_ONCE_EXPANSION // (AT_ONCE_GZIP_WEIGHT if codec == GZIP else 1)
+    )
+    raw = sample_records.batch([Sample(0, 5, None, some.randbytes(most // 2))], codec=codec)
     for index in (0, 1):
         put(env, stored_entry(0, 0, raw), index=index)
     assert offsets(fetch_one(env, OLD, 0)) == [0]
@@ -162,6 +168,18 @@ def test_runs_of_a_fetch_that_unpack_to_more_are_converted_in_a_thread(env, monk
     for row in fetch(env, OLD, from_offset(0), from_offset(0, 1)):
         assert offsets(row) == [0]
     assert env.threads.calls == 1
+
+
+@pytest.mark.skipif(HANDLED != [GZIP, SNAPPY, LZ4], reason="the kernel lacks a codec")
+def test_fewer_bytes_in_gzip_than_in_lz4_are_converted_at_once(env, monkeypatch):
+    use_at_once(monkeypatch)
+    value = random.Random(1).randbytes(5_000)
+    for index, (codec, calls) in enumerate([(LZ4, 0), (GZIP, 1)]):
+        raw = sample_records.batch([Sample(0, 5, None, value)], codec=codec)
+        put(env, stored_entry(0, 0, raw), index=index)
+        (row,) = fetch(env, OLD, from_offset(0, index))
+        assert offsets(row) == [0]
+        assert env.threads.calls == calls
 
 
 @needs_lz4
