@@ -28,9 +28,9 @@ cdef enum:
     # Bytes of results produced before they are copied out; together with the reused memory this
     # fits in the processor's cache.
     RESULTS_AT_A_TIME = 256 * 1024
-    # A run ends with the batch with which its batches have unpacked to as many bytes, about 50 ms,
-    # in gzip 100 ms; or have taken as much CPU time: a hostile gzip stream takes 0.3 us for each of
-    # its bytes and unpacks to nothing.
+    # A run ends after the batch with which it has unpacked RUN_UNPACKS bytes, about 50 ms, in gzip
+    # 100 ms, or has used RUN_CPU_MS of CPU time: a hostile gzip stream takes 0.3 us for each of its
+    # bytes and unpacks to nothing.
     RUN_UNPACKS = 16 * 1024 * 1024
     RUN_CPU_MS = 200
     # Bytes that a batch may need while it is converted, in addition to those of its result.
@@ -256,7 +256,7 @@ cdef Py_ssize_t run_room(
     return -1 if size else room
 
 cdef int64_t thread_cpu_ms() noexcept nogil:
-    """CPU time of this thread; 0 if the system does not tell."""
+    """CPU time of this thread; 0 if it cannot be read."""
     cdef timespec now
     if clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now):
         return 0

@@ -40,6 +40,7 @@ def down_run(
     at_least_one: bool,
     most_records: int,
     limit: int,
+    codecs: int = -1,
 ) -> tuple[bytes, tuple[int, int, int], bool] | None: ...
 def down_messages(messages: Buffer, shift: int) -> Converted: ...
 def up_messages(

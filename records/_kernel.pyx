@@ -19,7 +19,7 @@ from records.errors import Fault, error_of
 from records.layout import EMPTY, READABLE, Converted, Scan
 
 #: Version of the functions' signatures; `kernel.py` expects the same number.
-INTERFACE = 8
+INTERFACE = 9
 
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
@@ -409,7 +409,7 @@ def down_all(payloads, int magic, int64_t limit):
 
 def down_run(
     payloads, Py_ssize_t batches, int magic, int64_t offset, int64_t max_bytes, bint at_least_one,
-    int64_t most_records, int64_t limit
+    int64_t most_records, int64_t limit, int codecs=-1
 ):
     cdef Py_ssize_t count = len(payloads), held = 0, number, room = 0, size
     cdef int failed = 0
@@ -430,7 +430,7 @@ def down_run(
             held += 1
             size = run_room(
                 <const uint8_t *>views[held - 1].buf, views[held - 1].len, magic,
-                handled_codecs if limit > 0 else 0, &batches, &most_records,
+                handled_codecs & codecs if limit > 0 else 0, &batches, &most_records,
             )
             if size < 0:
                 return None

@@ -270,11 +270,13 @@ def down_run(
     at_least_one: bool,
     most_records: int,
     limit: int,
+    codecs: int = -1,
 ) -> tuple[bytes, tuple[int, int, int], bool] | None:
     """Convert `batches` batches to messages of format 0 or 1 from `offset` on.
 
-    Each payload is one or more whole batches, uncompressed or in a codec that `down_all` handles.
-    Each compressed one may unpack to `limit` bytes; none is handled if that is 0.
+    Each payload is one or more whole batches, uncompressed or in a codec that `down_all` handles
+    and whose bit is set in `codecs`. Each compressed one may unpack to `limit` bytes; none is
+    handled if that is 0.
 
     Returns the whole messages that fit in `max_bytes`, with `at_least_one` the first one in any
     case; the number of batches that they are from, of the offsets of these batches, and of their

@@ -23,7 +23,7 @@ KERNEL_REASON = ""
 PACKED_CODECS = 0
 """Bit N is set if the kernel converts batches compressed in codec N."""
 
-_INTERFACE = 8
+_INTERFACE = 9
 """Expected INTERFACE of the kernel; incremented when a shared function changes."""
 
 tally = _pure.tally

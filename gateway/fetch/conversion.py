@@ -50,7 +50,8 @@ AT_ONCE_BYTES, AT_ONCE_RECORDS = 1 << 20, 8192
 #: their bytes are at most AT_ONCE_UNPACKED_BYTES for one fetch. Each may unpack to an equal share
 #: of that product. This takes about 0.3 ms, with the smallest records 1 ms. Consumers at the end
 #: of the log usually read less. If the first is in gzip, which takes longer, they count
-#: AT_ONCE_GZIP_WEIGHT times: a stream of blocks without content then takes 1.3 ms.
+#: AT_ONCE_GZIP_WEIGHT times: a stream of blocks without content then takes 1.3 ms. If not, none of
+#: the others may be in gzip.
 AT_ONCE_UNPACKED_BYTES, AT_ONCE_EXPANSION, AT_ONCE_GZIP_WEIGHT = 128 << 10, 8, 4
 
 #: A longer run with compressed batches is converted in another thread and cached as a whole if it
@@ -247,6 +248,8 @@ class Converter:
                 at_least_one,
                 budget.at_once_records,
                 unpacked // batches,
+                # What is spent is for one or the other.
+                -1 if codec == Codec.GZIP else ~(1 << Codec.GZIP),
             )
         except MemoryError:
             found = None

@@ -39,7 +39,7 @@ try:
 except ImportError:
     kernel = None
 else:
-    # `records.kernel` does this later, and not at all if KOPGATE_PURE_PYTHON is set.
+    # `records.kernel` sets snappy later than this, and neither if KOPGATE_PURE_PYTHON is set.
     if snappy := find_snappy_functions():
         kernel.use_snappy(*snappy)
     if gzip := find_gzip_functions():

@@ -1,5 +1,5 @@
-"""Batches in gzip converted in one kernel call, as all producers write them; the general path
-handles those that are unusual or invalid.
+"""Batches in gzip, as Java clients and librdkafka write them, converted in one kernel call; the
+general path handles those that are unusual or invalid.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_foreign_bytes_are_converted_as_by_the_general_path(content, size):
 @pytest.mark.skipif(sys.platform != "linux", reason="it uses Linux's numbers")
 @pytest.mark.parametrize("level", [0, 1, 6])
 def test_nothing_behind_the_batch_is_read(level):
-    """The page behind it is not readable: the process would end."""
+    """The page after the batch is not readable: a read there would end the process."""
     area = mmap.mmap(-1, 3 * mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     end = 2 * mmap.PAGESIZE

@@ -182,6 +182,15 @@ def test_fewer_bytes_in_gzip_than_in_lz4_are_converted_at_once(env, monkeypatch)
         assert env.threads.calls == calls
 
 
+@pytest.mark.skipif(HANDLED != [GZIP, SNAPPY, LZ4], reason="the kernel lacks a codec")
+@pytest.mark.parametrize(("codecs", "calls"), [((GZIP, LZ4), 0), ((LZ4, GZIP), 1)])
+def test_gzip_behind_another_codec_is_converted_in_a_thread(env, monkeypatch, codecs, calls):
+    use_at_once(monkeypatch)
+    put(env, *(batched(3 * number, codec=codec) for number, codec in enumerate(codecs)))
+    assert offsets(fetch_one(env, OLD, 0)) == [*range(6)]
+    assert env.threads.calls == calls
+
+
 @needs_lz4
 def test_batch_that_expands_much_is_converted_in_a_thread(env, monkeypatch):
     use_at_once(monkeypatch)
