@@ -126,6 +126,9 @@ class LoginSession(SessionState):
 
     `is_ready` and `is_closed` are kept beside `state`, because each request asks for them.
 
+    `refused_joins` is the group whose JoinGroup was refused last, how often in a row, and since
+    when (`handlers.groups.join_group`).
+
     `expires_at` is the end of the session and `began` the start of the last re-authentication, 0
     without one; both are in the clock's seconds. `refusal` is that of the last `SaslOutcome`.
     """
@@ -145,6 +148,7 @@ class LoginSession(SessionState):
         "mechanism",
         "principal",
         "refusal",
+        "refused_joins",
         "state",
         "topic_decisions",
     )
@@ -170,6 +174,7 @@ class LoginSession(SessionState):
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
         self.refusal: str | None = None
+        self.refused_joins = ("", 0, 0.0)
         self.topic_decisions = TopicDecisions()
         self.scope = None
         self._enter(LoginState.INITIAL if mechanisms else LoginState.READY)

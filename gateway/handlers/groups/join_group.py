@@ -9,7 +9,7 @@ from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse,
 from gateway.coroutines import TimeSlices
 from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.protocol.caller import Caller
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.large_requests import encode_if_large
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
@@ -23,6 +23,14 @@ _FIRST_WITH_REBALANCE_TIMEOUT = 1
 
 #: Limit on protocols (assignors) per member. Clients send one to five.
 MAX_PROTOCOLS = 500
+
+#: JoinGroup requests for one group in a row, on one connection, that are answered NOT_COORDINATOR,
+#: and seconds since the first of them. The next one closes the connection. If the coordinator
+#: changes twice in a second, old librdkafka connects to the address of the former one, because it
+#: resolves an address at most once a second (`broker.address.ttl`), and sends it JoinGroup until
+#: that connection ends. Seen with 1.0.0, reported for 1.4.2 (librdkafka #2944), corrected in 2021
+#: (#3238). A client that retries for less than a second may ask gateways that do not agree yet.
+MAX_REFUSED_JOINS, REFUSED_JOINS_SECONDS = 2, 1.0
 
 _JoinedMember = JoinGroupResponse.JoinGroupResponseMember
 _LeftMember = LeaveGroupResponse.MemberResponse
@@ -82,8 +90,10 @@ async def join_group_reply(
         caller.require(AclOperation.READ, AclResource.GROUP, request.group_id)
         await caller.broker.confirm_coordinator(request.group_id)
     except KafkaError as refusal:
+        _count_refusal(request.group_id, caller, refusal)
         result = JoinResult(refusal.code, request.member_id)
     else:
+        caller.session.refused_joins = ("", 0, 0.0)
         result = await caller.broker.groups.join(request.group_id, member_join)
     return JoinGroupResponse(
         error_code=result.code,
@@ -102,6 +112,19 @@ async def join_group_reply(
             for one in result.members
         ],
     )
+
+
+def _count_refusal(group_id: str, caller: Caller, refusal: KafkaError) -> None:
+    """Raises Refused if this client stays at a gateway that is not the coordinator."""
+    if refusal.code is not ErrorCode.NOT_COORDINATOR or caller.broker.remote_offsets is None:
+        return
+    now = caller.broker.clock.seconds()
+    last, count, since = caller.session.refused_joins
+    if last != group_id:
+        count, since = 0, now
+    if count >= MAX_REFUSED_JOINS and now - since >= REFUSED_JOINS_SECONDS:
+        raise Refused("JoinGroup again for a group of another coordinator") from refusal
+    caller.session.refused_joins = (group_id, count + 1, since)
 
 
 def _record_traffic(request: Any, caller: Caller) -> None:

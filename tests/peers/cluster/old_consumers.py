@@ -20,9 +20,10 @@ PREPARE_SECONDS = 1.2
 HEARTBEAT_MS = 1500
 #: Seconds between two assignments without a group.
 PAUSE_SECONDS = 0.3
-#: Seconds without an assignment after which a member that stays is replaced. It rejoins every few
-#: seconds, unless it never looks for the next coordinator (librdkafka #2266).
-STUCK_SECONDS = 30.0
+#: Seconds without an assignment after which a member is replaced: the one that joins first, because
+#: without it the one that stays has no reason to rejoin. Usually both take a few seconds, but some
+#: never look for the next coordinator (librdkafka #2266).
+JOIN_SECONDS, REJOIN_SECONDS = 15.0, 30.0
 
 
 def say(event):
@@ -63,23 +64,28 @@ class Starts:
 
 
 def stay(config, topic):
-    stuck = []
     while True:
         consumer, starts = Consumer(config), Starts(config["group.id"], "rejoin")
         consumer.subscribe([topic], on_assign=starts.assigned, on_revoke=starts.revoked)
-        while time.time() - starts.changed < STUCK_SECONDS:
+        while time.time() - starts.changed < REJOIN_SECONDS:
             starts.poll(consumer)
-        # Its end would wait for the coordinator.
-        stuck.append(consumer)
+        end(consumer, 0)
 
 
 def join_again_and_again(config, topic):
     while True:
         consumer, starts = Consumer(config), Starts(config["group.id"], "start")
         consumer.subscribe([topic], on_assign=starts.assigned, on_revoke=starts.revoked)
-        while not starts.poll(consumer):
+        while not starts.poll(consumer) and time.time() - starts.changed < JOIN_SECONDS:
             pass
-        consumer.close()
+        end(consumer, JOIN_SECONDS if starts.are_assigned else 0)
+
+
+def end(consumer, seconds):
+    # The end of one that is stuck waits for the coordinator. Any other one leaves the group.
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    closing.start()
+    closing.join(seconds)
 
 
 def assign_again_and_again(config, topic):
