@@ -122,6 +122,8 @@ class ChaosProducer(ToolProcess):
         super().__init__(folder, f"producer-{kind.name}", kind.argv(bootstrap, pace, properties))
         self.sent = ProducerRecords(kind.name, kind.prefix, kind.is_idempotent)
         self.failed: list[str] = []
+        #: When, on the client's clock.
+        self.failed_ms: list[int] = []
         self._sightings = sightings
 
     def handle(self, event: Any) -> None:
@@ -132,6 +134,8 @@ class ChaosProducer(ToolProcess):
                 self._sightings.note(self.name, place, event["value"])
             case "producer_send_error":
                 self.failed.append(f"{event.get('exception')} {event.get('message')}")
+                # Tools before 0.11 have another name for it.
+                self.failed_ms.append(event["timestamp" if "timestamp" in event else "time_ms"])
 
 
 @dataclass(frozen=True, slots=True)

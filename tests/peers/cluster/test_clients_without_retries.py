@@ -101,9 +101,10 @@ def test_no_error_reaches_clients_without_retries_while_leadership_moves(
         lost = [error for error in one.failed if LOST_REQUEST in error]
         print(f"{one.name}: {len(one.sent.stored)} records, {len(lost)} lost with a connection")
         assert one.failed == lost, one.failed[:5]
-        # The gateway closes a connection between two requests. A request that the client sends in
-        # the same moment is lost, which is more likely on a busy machine.
-        assert len(lost) <= len(one.sent.stored) / 50, lost
+        # The gateway closes a connection between two requests. Requests that the client sends in
+        # the same moment are lost, on a busy machine with many records each. Each end of a gateway
+        # is one such moment.
+        assert moments(one.failed_ms) <= rounds * len(gateways.nodes), one.failed_ms
     refused = [error for error in member.refused if LOCAL_EVENT not in error]
     print(f"{member.name}: {member.read} records, refused commits: {member.refused}")
     assert refused == []
@@ -112,6 +113,12 @@ def test_no_error_reaches_clients_without_retries_while_leadership_moves(
         assert {place: log.get(place) for place, _ in one.sent.stored} == dict(one.sent.stored)
         assert_sent_in_order(log, one.sent.prefix)
     assert gateways.unexpected_errors() == []
+
+
+def moments(times: list[int]) -> int:
+    """Count the times, in ms, that are a second or more after the one before."""
+    times = sorted(times)
+    return sum(not number or time - times[number - 1] >= 1000 for number, time in enumerate(times))
 
 
 def assert_sent_in_order(log: dict[Place, str], prefix: str) -> None:
