@@ -71,7 +71,7 @@ cdef bint unpack_gzip(
     if length > limit or length > INT32_MAX or length > <int64_t>size * GZIP_EXPANSION:
         return False
     if on.unpack_state == NULL:
-        on.unpack_state = calloc(1, max(gzip_unpack_bytes, sizeof(Inflation)))
+        on.unpack_state = calloc(1, gzip_unpack_bytes)
         if on.unpack_state == NULL:
             return False
         gzip_unpack_init(<Inflation *>on.unpack_state)
@@ -93,7 +93,7 @@ cdef size_t gzip_room(Py_ssize_t size) noexcept nogil:
 
 cdef inline size_t level_buffer_at() noexcept nogil:
     # Behind the stream, aligned as that is.
-    return (max(gzip_pack_bytes, sizeof(Deflation)) + 63) & ~<size_t>63
+    return (gzip_pack_bytes + 63) & ~<size_t>63
 
 cdef uint8_t *pack_gzip(
     Places *on, const uint8_t *data, Py_ssize_t size, uint8_t *to

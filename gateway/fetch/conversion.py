@@ -248,7 +248,7 @@ class Converter:
                 at_least_one,
                 budget.at_once_records,
                 unpacked // batches,
-                # What is spent is for one or the other.
+                # The budget was charged for gzip, or for the other codecs.
                 -1 if codec == Codec.GZIP else ~(1 << Codec.GZIP),
             )
         except MemoryError:

@@ -123,7 +123,7 @@ def _count_refusal(group_id: str, caller: Caller, refusal: KafkaError) -> None:
     if last != group_id:
         count, since = 0, now
     if count >= MAX_REFUSED_JOINS and now - since >= REFUSED_JOINS_SECONDS:
-        raise Refused("JoinGroup again for a group of another coordinator") from refusal
+        raise Refused("another gateway coordinates the group of a repeated JoinGroup") from refusal
     caller.session.refused_joins = (group_id, count + 1, since)
 
 

@@ -20,9 +20,9 @@ PREPARE_SECONDS = 1.2
 HEARTBEAT_MS = 1500
 #: Seconds between two assignments without a group.
 PAUSE_SECONDS = 0.3
-#: Seconds without an assignment after which a member is replaced: the one that joins first, because
-#: without it the one that stays has no reason to rejoin. Usually both take a few seconds, but some
-#: never look for the next coordinator (librdkafka #2266).
+#: Seconds without an assignment after which a member is replaced: one that joins again and again,
+#: and one that stays. The first is replaced sooner, because its joins make the other one rejoin.
+#: Both usually take a few seconds, but some never look for the next coordinator (librdkafka #2266).
 JOIN_SECONDS, REJOIN_SECONDS = 15.0, 30.0
 
 
