@@ -30,6 +30,7 @@ from gateway.protocol.errors import KafkaError
 from gateway.topics.topic_state import TopicState
 from storage.log import (
     Entry,
+    EntryDamaged,
     OffsetOutOfRange,
     PartitionLog,
     StorageError,
@@ -87,7 +88,7 @@ class CleanableRange:
     old: int
     newest: int
 
-    def admits(self, entry: Entry, bytes_before: int) -> bool:
+    def admits(self, entry: Entry | EntryDamaged, bytes_before: int) -> bool:
         """Whether the entry may be cleaned; `bytes_before` counts from `start` to the entry."""
         if entry.last_offset >= self.end or entry.max_timestamp > self.newest:
             return False
@@ -130,7 +131,11 @@ async def plan(
 
     async def bytes_of_age(age: int) -> int:
         nonlocal until
-        entry = await log.entry_for_time(now - age + 1)
+        entry: Entry | EntryDamaged | None
+        try:
+            entry = await log.entry_for_time(now - age + 1)
+        except EntryDamaged as damaged:
+            entry = damaged
         if entry is None:
             return dirty
         until = min(until, entry.max_timestamp + age)
@@ -154,10 +159,14 @@ def _is_above_dirty_ratio(cleanable: int, clean: int, config: CompactionConfig) 
 
 async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -> int:
     """Return when the oldest dirty record exceeds `max.compaction.lag.ms`, in ms."""
-    entries = await log.read(start, 1)
-    if not entries or entries[0].max_timestamp <= 0:
+    try:
+        entries = await log.read(start, 1)
+        oldest = entries[0].max_timestamp if entries else 0
+    except EntryDamaged as damaged:
+        oldest = damaged.max_timestamp
+    if oldest <= 0:
         return _NEVER
-    return entries[0].max_timestamp + config.max_compaction_lag_ms + 1
+    return oldest + config.max_compaction_lag_ms + 1
 
 
 class LogCleaner:
@@ -378,7 +387,13 @@ class LogCleaner:
         bytes_before = 0
         while not offset_map.is_full and not self._should_stop(state):
             admitted: list[Entry] = []
-            entries = await log.read(offset_map.end, self._chunk_bytes)
+            try:
+                entries = await log.read(offset_map.end, self._chunk_bytes)
+            except EntryDamaged as damaged:
+                if not cleanable.admits(damaged, bytes_before):
+                    break
+                offset_map.skip(damaged)
+                continue
             for entry in entries:
                 if not cleanable.admits(entry, bytes_before):
                     break
@@ -407,11 +422,13 @@ class LogCleaner:
         )
         offset, left = log.start_offset, 0
         while offset < offset_map.end:
-            entries = [
-                entry
-                for entry in await log.read(offset, self._chunk_bytes)
-                if entry.base_offset < offset_map.end
-            ]
+            try:
+                found = await log.read(offset, self._chunk_bytes)
+            except EntryDamaged as damaged:
+                # It stays in the log.
+                offset = damaged.last_offset + 1
+                continue
+            entries = [entry for entry in found if entry.base_offset < offset_map.end]
             if not entries:
                 break
             rewritten = await self._broker.run(

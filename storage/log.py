@@ -50,6 +50,21 @@ class NotReady(StorageFailed):
     """The medium answers but is temporarily unable to serve, for example while it starts."""
 
 
+class EntryDamaged(StorageFailed):
+    """A stored entry cannot be read: its part of the disk fails, or its bytes have changed.
+
+    The three numbers are those of the entry. The entries before and after it can be read.
+    """
+
+    def __init__(
+        self, message: str, base_offset: int, last_offset: int, max_timestamp: int
+    ) -> None:
+        super().__init__(message)
+        self.base_offset = base_offset
+        self.last_offset = last_offset
+        self.max_timestamp = max_timestamp
+
+
 class NotAllowed(StorageError):
     """Permission denied by the medium. Not retryable until permission is granted; the message says
     which.
@@ -226,7 +241,7 @@ class PartitionLog(Protocol):
 
         Returns as many as fit in `max_bytes`, but at least one if there is one; an empty list at
         `end_offset`. A store may have further limits, but also returns at least one. Raises
-        OffsetOutOfRange, LogClosed, StorageFailed.
+        OffsetOutOfRange, LogClosed, StorageFailed; EntryDamaged if the first one is damaged.
         """
         ...
 

@@ -41,7 +41,7 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.security.acls import AclOperation
 from records import NoMemory, RecordsError
-from storage.log import Entry, StorageError
+from storage.log import Entry, EntryDamaged, StorageError
 
 LATEST = -1
 EARLIEST = -2
@@ -163,6 +163,9 @@ async def find_offset(partition: Partition, timestamp: int, caller: Caller) -> t
             entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp,
             caller,
         )
+    except EntryDamaged as damaged:
+        # As for records that cannot be decoded (`_search_entry`).
+        return max(damaged.base_offset, log.start_offset), damaged.max_timestamp
     except StorageError as failure:
         raise partition.handle_storage_error(failure) from failure
 

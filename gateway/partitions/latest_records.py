@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.partitions.stored_records import filter_records, newest_timestamp, record_keys
 from records import HEADER_BYTES, RecordsError, empty_batch, peek_magic, read_header
-from storage.log import Entry
+from storage.log import Entry, EntryDamaged
 
 #: Keys of at least this many bytes are replaced by a hash of this size, as in Kafka's
 #: SkimpyOffsetMap. Collisions are practically impossible.
@@ -101,6 +101,11 @@ class OffsetMap:
             if self.is_full:
                 return
             self.end = entry.last_offset + 1
+
+    def skip(self, damaged: EntryDamaged) -> None:
+        """Leave out the next entry, which is damaged."""
+        self.unreadable[damaged.base_offset] = str(damaged)
+        self.end = damaged.last_offset + 1
 
     def _add(self, entry: Entry) -> None:
         for offset, key, _ in record_keys(

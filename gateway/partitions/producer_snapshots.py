@@ -17,7 +17,14 @@ from gateway.cluster.shard_tables import ShardedStore, ShardTables
 from gateway.partitions.partition import Partition, ProducerRecovery
 from gateway.partitions.producer_state import ProducerStateManager
 from records import HEADER_BYTES, peek_magic, read_header
-from storage.log import OffsetOutOfRange, PartitionLog, StorageError, Topic
+from storage.log import (
+    Entry,
+    EntryDamaged,
+    OffsetOutOfRange,
+    PartitionLog,
+    StorageError,
+    Topic,
+)
 
 _log = logs.get_logger(__name__)
 
@@ -113,12 +120,17 @@ class ProducerSnapshots:
         """Replay the log up to its current end, saving snapshots on the way. Raises StorageError.
 
         After an error, `recovery.offset` is the offset reached; a snapshot taken then includes it.
+        EntryDamaged is raised for the entry at that offset, or the next one.
         """
         log, now, end = partition.log, self._now(), partition.log.end_offset
         if recovery.offset <= log.start_offset and log.size > SNAPSHOT_BYTES:
             # A large log without a snapshot. Kafka's ProducerStateManager.isProducerExpired
             # compares the time of a producer's last batch, so older entries need not be read.
-            young = await log.entry_for_time(now - self.expiration_ms)
+            young: Entry | EntryDamaged | None
+            try:
+                young = await log.entry_for_time(now - self.expiration_ms)
+            except EntryDamaged as damaged:
+                young = damaged
             recovery.offset = end if young is None else max(recovery.offset, young.base_offset)
         while recovery.offset < end:
             # Retention may have deleted entries at this offset.
@@ -140,6 +152,21 @@ class ProducerSnapshots:
                 partition.unsaved_batches += 1
             if self.is_due(partition):
                 self.save_in_background(topic_id, partition)
+
+    def skip_damaged(
+        self, topic_id: bytes, partition: Partition, recovery: ProducerRecovery, last_offset: int
+    ) -> None:
+        """Continue the replay after a damaged entry that ends at `last_offset`.
+
+        The batches of that entry are unknown, so all producers found before it are forgotten: the
+        next batch of a producer may then have any sequence. Otherwise it would be refused, for ever
+        if the producer's last batch is the damaged one.
+        """
+        partition.producers.clear()
+        recovery.offset = last_offset + 1
+        # The next opening does not read the entry again.
+        if partition not in self._saving:
+            self.save_in_background(topic_id, partition)
 
     def release_row(self, topic_id: bytes, index: int) -> None:
         """Drop the cached row of a partition that is now open."""

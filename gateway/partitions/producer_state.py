@@ -249,6 +249,10 @@ class ProducerStateManager(ProducersState):
             if not producer.batches:
                 del self._producers[producer_id]
 
+    def clear(self) -> None:
+        """Remove all producers."""
+        self._producers.clear()
+
     def expire(self, before: int) -> None:
         """Remove producers that have not written since `before`."""
         for producer_id in [

@@ -22,13 +22,16 @@ from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError, storage_error
 from gateway.settings.model import Settings
 from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
-from storage.log import StorageError, Store, UnknownTopic
+from storage.log import EntryDamaged, StorageError, Store, UnknownTopic
 
 _log = logs.get_logger(__name__)
 
 #: Backoff after the second consecutive failure, in seconds; doubles with each further failure. The
 #: first retry is immediate, since most failures are transient.
 INITIAL_BACKOFF = 0.1
+
+#: How often the first damaged entry is read before it is left out, and the pause in seconds.
+DAMAGED_READS, DAMAGED_READ_SECONDS = 3, 1.0
 
 #: Seconds that closing a shard waits for message sets that are being repacked, and between checks.
 REPACK_SECONDS, REPACK_CHECK_SECONDS = 5.0, 0.01
@@ -174,7 +177,7 @@ class PartitionOpener:
     ) -> None:
         """Replay the log; reads and appends without sequence numbers proceed meanwhile."""
         try:
-            await self._snapshots.replay(state.topic.topic_id, partition, recovery)
+            await self._replay(state, partition, recovery)
         except StorageError as failure:
             error = storage_error(failure)
             if not state.is_deleted:
@@ -198,6 +201,37 @@ class PartitionOpener:
         else:
             partition.recovery = None
             recovery.finished.succeed(None)
+
+    async def _replay(
+        self, state: TopicState, partition: Partition, recovery: ProducerRecovery
+    ) -> None:
+        """Replay the log without its damaged entries. Raises StorageError.
+
+        The first damaged entry is read DAMAGED_READS times: the disk may return it later.
+        """
+        topic_id, reads = state.topic.topic_id, 0
+        damaged: list[EntryDamaged] = []
+        while True:
+            try:
+                await self._snapshots.replay(topic_id, partition, recovery)
+                break
+            except EntryDamaged as failure:
+                reads += 1
+                if reads < DAMAGED_READS:
+                    await sleep(self._clock, DAMAGED_READ_SECONDS)
+                    continue
+                damaged.append(failure)
+                self._snapshots.skip_damaged(topic_id, partition, recovery, failure.last_offset)
+        if damaged:
+            _log.warning(
+                "idempotent producers recovered without damaged entries: a batch that is sent "
+                "again may be stored twice",
+                topic=state.name,
+                partition=partition.index,
+                entries=len(damaged),
+                first_offset=damaged[0].base_offset,
+                last_offset=damaged[-1].last_offset,
+            )
 
     async def _load(self, state: TopicState, index: int) -> Partition:
         log = await self._store.log(state.name, index)

@@ -691,13 +691,14 @@ def _disk_full(room: int, reserve: int) -> OSError:
 class Unreadable(Exception):
     """An entry is not where its row says; `before` are the entries before it.
 
-    Its segment was freed after the row was read, or is damaged.
+    Its segment was freed after the row was read, or is damaged. `reason` says what was found.
     """
 
-    def __init__(self, slot: Slot, before: list[Entry]) -> None:
-        super().__init__(f"segment {slot.segment}, position {slot.at}")
+    def __init__(self, slot: Slot, before: list[Entry], reason: str) -> None:
+        super().__init__(f"segment {slot.segment}, position {slot.at}: {reason}")
         self.slot = slot
         self.before = before
+        self.reason = reason
 
 
 def read_entries(journal: Journal, rows: list[Row]) -> list[Entry]:
@@ -735,13 +736,15 @@ def read_entries(journal: Journal, rows: list[Row]) -> list[Entry]:
                     try:
                         entries += read_entries(journal, [row])
                     except Unreadable as failed:
-                        raise Unreadable(failed.slot, entries) from failed
+                        raise Unreadable(failed.slot, entries, failed.reason) from failed
                 continue
-            raise Unreadable(slot_of(first), entries) from error
+            raise Unreadable(slot_of(first), entries, error.strerror or str(error)) from error
         found = entries_in(journal.mark, at, data, part)
         entries += found
         if len(found) < len(part):
-            raise Unreadable(slot_of(part[len(found)]), entries)
+            is_short = len(data) < length
+            reason = "its segment is missing or too short" if is_short else "wrong checksum"
+            raise Unreadable(slot_of(part[len(found)]), entries, reason)
     return entries
 
 

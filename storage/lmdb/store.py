@@ -44,6 +44,7 @@ from storage.lmdb.write_queue import WriteQueue
 from storage.lmdb.writer import LmdbWriter
 from storage.log import (
     Entry,
+    EntryDamaged,
     LogClosed,
     LogStatus,
     StorageFailed,
@@ -70,7 +71,7 @@ KiB, or of 64 in small batches.
 """
 
 MOST_REPORTED = 1000
-"""Damaged entries that are logged only once."""
+"""Damaged entries that are logged, each once."""
 
 
 class LmdbStore(StoreState):
@@ -360,10 +361,9 @@ class LmdbStore(StoreState):
             or self._queued_operations >= settings.queue_operations
         ):
             raise StorageFailed(
-                f"{self._queued_bytes} bytes in {self._queued_operations} writes are already "
-                "waiting for the disk "
-                f"(queue_bytes={settings.queue_bytes}, "
-                f"queue_operations={settings.queue_operations}): retry later"
+                f"{self._queued_bytes} bytes in {self._queued_operations} writes already wait for "
+                f"the disk, of at most {settings.queue_bytes} bytes in "
+                f"{settings.queue_operations} writes: retry later"
             )
         self._queued_bytes = queued_bytes
         self._queued_operations += 1
@@ -488,7 +488,7 @@ class LmdbStore(StoreState):
     ) -> list[Entry]:
         """The entries of the rows that `find(cursor)` returns, up to the first damaged one.
 
-        `name` is that of the partition. Raises StorageFailed if the first one is damaged.
+        `name` is that of the partition. Raises EntryDamaged if the first one is damaged.
         """
 
         def find_rows(cursor: Any, _: Callable[[], LogRow]) -> list[Row]:
@@ -511,15 +511,24 @@ class LmdbStore(StoreState):
                 if failed.before:
                     return failed.before
                 reason = (
-                    f"offsets {slot.base_offset} to {slot.last_offset} of {name} are damaged "
-                    f"(segment {slot.segment} of the journal in {self.directory}, position "
-                    f"{slot.at})"
+                    f"offsets {slot.base_offset} to {slot.last_offset} of {name} are damaged: "
+                    f"{failed.reason} (segment {slot.segment} of the journal in {self.directory}, "
+                    f"position {slot.at})"
                 )
-                if (slot.segment, slot.at) not in self._reported:
-                    if len(self._reported) < MOST_REPORTED:
-                        self._reported.add((slot.segment, slot.at))
-                    logger.error("%s", reason)
-                raise StorageFailed(reason) from failed
+                self._report_damage((slot.segment, slot.at), reason)
+                raise EntryDamaged(
+                    reason, slot.base_offset, slot.last_offset, slot.timestamp
+                ) from failed
+
+    def _report_damage(self, place: tuple[int, int], reason: str) -> None:
+        """Log a damaged entry once."""
+        if place in self._reported or len(self._reported) > MOST_REPORTED:
+            return
+        self._reported.add(place)
+        if len(self._reported) > MOST_REPORTED:
+            logger.error("more than %d entries are damaged: no more are logged", MOST_REPORTED)
+        else:
+            logger.error("%s", reason)
 
     def _read(self, call: Callable[[Any, Mapping[str, Any]], T]) -> Deferred[T]:
         environment = self._environment

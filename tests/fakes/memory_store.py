@@ -23,6 +23,7 @@ from twisted.internet.defer import Deferred
 from storage.log import (
     LOG_CLOSED,
     Entry,
+    EntryDamaged,
     EntryRun,
     Fenced,
     LogClosed,
@@ -45,11 +46,15 @@ DEFAULT_NAMESPACE = "public/default/"
 
 @dataclass(slots=True)
 class Rows:
-    """What a partition log leaves on its medium."""
+    """What a partition log leaves on its medium.
+
+    `damaged` are the base offsets of entries that cannot be read.
+    """
 
     start_offset: int = 0
     end_offset: int = 0
     entries: list[Entry] = field(default_factory=list)
+    damaged: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -174,6 +179,9 @@ class MemoryLog:
         found: list[Entry] = []
         room = max_bytes
         for entry in self._rows.entries[bisect_left(self._rows.entries, offset, key=last_offset) :]:
+            if found and entry.base_offset in self._rows.damaged:
+                break
+            self._check_damage(entry)
             room -= len(entry.payload)
             if found and room < 0:
                 break
@@ -201,14 +209,26 @@ class MemoryLog:
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         self.status.check_open()
-        return next(
+        found = next(
             (entry for entry in self._rows.entries if entry.max_timestamp >= timestamp), None
         )
+        if found is not None:
+            self._check_damage(found)
+        return found
+
+    def _check_damage(self, entry: Entry) -> None:
+        if entry.base_offset in self._rows.damaged:
+            raise EntryDamaged(
+                "damaged by the test", entry.base_offset, entry.last_offset, entry.max_timestamp
+            )
 
     async def latest_by_time(self) -> Entry | None:
         self.status.check_open()
         latest = max(self._rows.entries, key=lambda entry: entry.max_timestamp, default=None)
-        return latest if latest and latest.max_timestamp >= 0 else None
+        if latest is None or latest.max_timestamp < 0:
+            return None
+        self._check_damage(latest)
+        return latest
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         return (

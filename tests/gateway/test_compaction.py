@@ -314,6 +314,46 @@ def test_unreadable_records_and_tombstones_stay(caplog):
     }
 
 
+def test_damaged_entries_stay_and_the_others_are_compacted(env, caplog):
+    for value in (b"1", b"2", b"3"):
+        put(env, (b"a", value), (value, b"x"))
+    close(env)
+    assert damaged_and_compacted(env, 2) == [(1, b"x"), (2, b"2"), (3, b"x"), (4, b"3"), (5, b"x")]
+    put(env, (b"a", b"4"))
+    close(env)
+    # What an earlier pass has left is read, too.
+    assert damaged_and_compacted(env, 0) == [(1, b"x"), (3, b"x"), (5, b"x"), (7, b"4")]
+    (line,) = (one for one in caplog.records if one.levelno >= logging.WARNING)
+    assert line.getMessage() == "unreadable records kept, not compacted"
+
+
+def damaged_and_compacted(env: BrokerEnvironment, offset: int) -> list[tuple[int, bytes | None]]:
+    """Compact while the entry at `offset` cannot be read, and return what is left."""
+    (rows,) = env.store.medium.logs.values()
+    rows.damaged = {offset}
+    compact(env)
+    rows.damaged = set()
+    return values(consume(env))
+
+
+@pytest.mark.parametrize("lag", ["min", "max"])
+def test_age_of_a_damaged_entry_is_known(lag):
+    env = open_environment()
+    limits = {f"{lag}_compaction_lag_ms": str(HOUR)}
+    table(env, min_cleanable_dirty_ratio="0" if lag == "min" else "1", **limits)
+    for value in (b"1", b"2", b"3"):
+        put(env, (b"a", value), timestamp=env.now())
+    close(env)
+    (rows,) = env.store.medium.logs.values()
+    rows.damaged = {0}
+    env.clock.advance(HOUR / 1000 + 1)
+    if lag == "min":
+        put(env, (b"b", b"new"), timestamp=env.now())
+    compact(env)
+    rows.damaged = set()
+    assert [value for _, value in values(consume(env))][:2] == [b"1", b"3"]
+
+
 def consume_only(entry: Entry) -> list[Any]:
     return read_with_kafka_python(bytes(entry.payload))
 

@@ -107,6 +107,15 @@ def test_timestamp_finds_first_record_at_or_after(
     assert found(env, timestamp) == (offset, at)
 
 
+@pytest.mark.parametrize("timestamp", [100, 300, 400, MAX_TIMESTAMP])
+def test_damaged_batch_is_found_by_its_greatest_timestamp(
+    env: BrokerEnvironment, timestamp: int
+) -> None:
+    for rows in env.store.medium.logs.values():
+        rows.damaged = {0, 3}
+    assert found(env, timestamp) == ((0, 300) if 0 < timestamp <= 300 else (3, 400))
+
+
 def test_empty_partition_has_no_record_for_timestamp(env: BrokerEnvironment) -> None:
     assert found(env, 0, index=1) == (-1, -1)
     assert found(env, MAX_TIMESTAMP, index=1) == (-1, -1)

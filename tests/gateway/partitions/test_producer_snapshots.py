@@ -109,6 +109,12 @@ class Reads:
         return await self._read(offset, max_bytes)
 
 
+def damage(env: BrokerEnvironment, *offsets: int) -> None:
+    """From now on, the entries at these offsets cannot be read, and all others can."""
+    (rows,) = env.store.medium.logs.values()
+    rows.damaged = set(offsets)
+
+
 def filled(env: BrokerEnvironment, count: int = 4) -> None:
     env.topic("orders")
     for sequence in range(count):
@@ -142,6 +148,70 @@ def test_replay_resumes_after_read_error(env, monkeypatch):
     assert first is not second
     assert reads.offsets == [0, 1, 2, 2, 3]
     assert all(is_known(second, sequence, sequence) for sequence in range(4))
+
+
+def test_damaged_entries_are_left_out_of_the_replay(env, monkeypatch, caplog):
+    """The first one is read three times. Then any sequence is accepted, as that of an unknown
+    producer.
+    """
+    env.topic("orders")
+    for producer, sequence in ((7, 0), (8, 0), (8, 1), (7, 1), (9, 0)):
+        send(env.partition(), batch(1, producer=(producer, 0, sequence), timestamp=NOW))
+    again = reopened(env)
+    reads = Reads(again, monkeypatch)
+    damage(again, 1, 2)
+    partition = again.partition()
+    again.clock.pump([1, 1])
+    assert partition is again.partition()
+    assert reads.offsets == [0, 1, 1, 1, 2, 3, 4]
+    assert [producer_id for producer_id, _ in partition.producers] == [7, 9]
+    assert is_known(partition, 1, 3)
+    assert send(partition, batch(1, producer=(8, 0, 2))).base_offset == 5
+    (line,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert (line.fields["entries"], line.fields["first_offset"], line.fields["last_offset"]) == (
+        2,
+        1,
+        2,
+    )
+
+
+def test_damaged_entry_is_not_read_by_the_next_replay(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
+    monkeypatch.setattr(producer_snapshots, "_REPLAY_BYTES", 1)
+    damage(again, 2)
+    again.partition()
+    again.clock.pump([1, 1])
+    third = reopened(again)
+    reads = Reads(third, monkeypatch)
+    assert is_known(third.partition(), 3, 3)
+    assert reads.offsets == [3]
+
+
+def test_entry_that_the_disk_returns_later_is_replayed(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
+    damage(again, 2)
+    partition = again.partition()
+    again.clock.pump([1])
+    damage(again)
+    again.clock.pump([1])
+    assert all(is_known(partition, sequence, sequence) for sequence in range(4))
+
+
+def test_large_log_is_replayed_from_a_damaged_entry_on(env, monkeypatch):
+    filled(env, 0)
+    old = NOW - DAY_MS - 1
+    for producer, timestamp in ((6, old), (7, old), (8, NOW), (9, NOW)):
+        send(env.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
+    again = reopened(env)
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 100)
+    reads = Reads(again, monkeypatch)
+    damage(again, 2)
+    partition = again.partition()
+    again.clock.pump([1, 1])
+    assert reads.offsets == [2, 2, 2, 3]
+    assert [producer_id for producer_id, _ in partition.producers] == [9]
 
 
 def test_long_replay_saves_snapshots(env, monkeypatch):

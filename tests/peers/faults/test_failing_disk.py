@@ -401,6 +401,45 @@ def test_records_are_stored_while_lmdb_cannot_commit(disk, tmp_path):
         assert produce_value(peer, TOPIC, "20") == 20
 
 
+@pytest.mark.parametrize("disk", [""], indirect=True)
+def test_damaged_record_makes_no_other_record_of_its_partition_unavailable(disk, tmp_path):
+    """An idempotent producer continues, as do consumers before and after the damage."""
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
+        peer.create_topic(TOPIC)
+        who, other = new_producer(peer), new_producer(peer)
+        for number in range(6):
+            # The last batch of the other producer will be damaged.
+            producer = (*other, 0) if number == 2 else (*who, number - (number > 2))
+            assert produce_value(peer, TOPIC, f"number {number}", producer) == number
+        server.process.kill()
+        server.process.wait()
+    (segment,) = (tmp_path / "store" / "journal").glob("0*")
+    segment.write_bytes(segment.read_bytes().replace(b"number 2", b"Number 2"))
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
+        assert produce_value(peer, TOPIC, "number 5", (*who, 4)) == 5
+        assert produce_value(peer, TOPIC, "number 6", (*who, 5)) == 6
+        assert produce_value(peer, TOPIC, "after the damage", (*other, 1)) == 7
+        assert produce_value(peer, TOPIC, "without a producer") == 8
+        found = {offset: peer.fetch(TOPIC, offset) for offset in (0, 2, 3)}
+        # NOT_LEADER_OR_FOLLOWER: this version of Fetch has no KAFKA_STORAGE_ERROR.
+        assert [found[offset].error_code for offset in found] == [0, 6, 0]
+        assert values(found[0].records) == ["number 0", "number 1"]
+        assert values(found[3].records) == [
+            *(f"number {number}" for number in range(3, 7)),
+            "after the damage",
+            "without a producer",
+        ]
+        server.process.kill()
+        server.process.wait()
+    with start_on(tmp_path, disk) as server, server.peer() as peer:
+        assert produce_value(peer, TOPIC, "after the damage", (*other, 1)) == 7
+        assert produce_value(peer, TOPIC, "next", (*other, 2)) == 9
+
+
+def values(raw):
+    return [record.value.decode() for one in batches(raw) for record in one]
+
+
 def created(peer, topic):
     """The error code of the creation of a topic."""
     return peer.request(create_request(topic), CreateTopicsResponse, 2).topics[0].error_code

@@ -13,12 +13,13 @@ from pytest_twisted import ensureDeferred
 
 from storage.files import DiskFiles
 from storage.lmdb import LmdbStore, writer
+from storage.lmdb import store as lmdb_store
 from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.frames import FRAME, SEGMENT_HEADER, SegmentHeader, encode_segment_header
 from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
 from storage.lmdb.write_burst import Task
 from storage.lmdb.writer import begin_transaction
-from storage.log import PartitionLog, StorageFailed
+from storage.log import EntryDamaged, PartitionLog, StorageFailed
 from tests.storage.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 from tests.testkit.settle import until
@@ -339,11 +340,40 @@ async def test_damaged_payload_fails_its_read_with_partition_and_offset(
     damage(segment(directory), SEGMENT_HEADER.size + 2 * FRAME_BYTES + FRAME.size + 10)
     assert bases(await log.read(0, 1 << 20)) == [0, 1]
     for _ in range(2):
-        with pytest.raises(StorageFailed, match="offsets 2 to 2 of orders-0 are damaged"):
+        with pytest.raises(
+            EntryDamaged, match="offsets 2 to 2 of orders-0 are damaged: wrong checksum"
+        ) as failed:
             await log.read(2, 1 << 20)
+        damaged = failed.value
+        assert (damaged.base_offset, damaged.last_offset) == (2, 2)
+        assert damaged.max_timestamp == sized(2, SIZE).max_timestamp
     assert bases(await log.read(3, 1 << 20)) == [3, 4]
     errors = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert len(errors) == 1
+
+
+@ensureDeferred
+async def test_of_many_damaged_entries_only_the_first_ones_are_logged(
+    open_store: Opener,
+    directory: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lmdb_store, "MOST_REPORTED", 2)
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    await append(log, 5)
+    for number in range(5):
+        damage(segment(directory), SEGMENT_HEADER.size + number * FRAME_BYTES + FRAME.size + 10)
+    for offset in (*range(5), *range(5)):
+        with pytest.raises(EntryDamaged):
+            await log.read(offset, 1)
+    errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert [one.partition(":")[0] for one in errors] == [
+        "offsets 0 to 0 of orders-0 are damaged",
+        "offsets 1 to 1 of orders-0 are damaged",
+        "more than 2 entries are damaged",
+    ]
 
 
 @pytest.mark.parametrize("what", ["payload", "header", "both"])
@@ -416,7 +446,7 @@ async def test_missing_older_segment_fails_reads_of_its_entries_only(
     again = await opened(open_store)
     assert "segment 1 of the journal" in caplog.text
     log = await again.log("orders", 0)
-    with pytest.raises(StorageFailed, match="orders-0 are damaged"):
+    with pytest.raises(EntryDamaged, match="orders-0 are damaged: its segment is missing"):
         await log.read(0, 1)
     assert bases(await log.read(9, 1)) == [9]
 
