@@ -6,6 +6,7 @@ failure, 2 usage or settings error; for `kopgate report` also 3 not ready and 13
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import os
@@ -173,6 +174,9 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
+    # A page of a mapped file that the disk cannot read ends the process (SIGBUS), as does a crash in
+    # a library: both leave the stacks of all threads.
+    faulthandler.enable(STDERR_FILENO)
     role = supervisor.take_worker_role(os.environ)
     if role is not None:
         settings = settings.for_worker(role.index)
@@ -223,6 +227,8 @@ def _stop_signals_deferred() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+STDERR_FILENO = 2
 
 RESERVED_FILES = 256
 """Open files other than connections, at most: store, log, listeners and pipes use a few dozen."""

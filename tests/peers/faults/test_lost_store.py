@@ -1,15 +1,19 @@
-"""A gateway that loses its store logs it and exits with code 1 in bounded time, with clients
-connected.
-"""
+"""A gateway that loses its store logs it and exits in bounded time, with clients connected."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+
+from tests.testkit.gateway import STOP_SECONDS, gateway
 
 pytestmark = [pytest.mark.peer]
 
@@ -31,3 +35,15 @@ def test_gateway_that_lost_its_store_exits_with_code_1_and_logs_why(how: str) ->
     assert "store lost" in told
     assert "node 2 has it" in told
     assert ("store not closed" in told) == (how == "hangs")
+
+
+def test_mapped_page_that_cannot_be_read_leaves_the_stacks_of_all_threads(tmp_path: Path) -> None:
+    """The kernel then sends the signal that it sends for a page behind the file's end."""
+    with gateway(tmp_path) as server:
+        os.truncate(tmp_path / "store" / "data.mdb", 0)
+        with suppress(OSError, AssertionError), server.peer() as peer:
+            peer.create_topic("orders")
+        assert server.process.wait(STOP_SECONDS) == -signal.SIGBUS
+        log = server.log.read_text()
+    assert "Fatal Python error: Bus error" in log
+    assert "storage/lmdb/" in log
