@@ -174,8 +174,8 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
-    # A page of a mapped file that the disk cannot read ends the process (SIGBUS), as does a crash in
-    # a library: both leave the stacks of all threads.
+    # A page of a mapped file that the disk cannot read ends the process by SIGBUS, and a crash in a
+    # library by SIGSEGV: both then leave the stacks of all threads.
     faulthandler.enable(STDERR_FILENO)
     role = supervisor.take_worker_role(os.environ)
     if role is not None:
