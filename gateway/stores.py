@@ -7,6 +7,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from gateway import logs
 from gateway.groups.consumer import consumer_rows
 from gateway.groups.offsets import offset_rows
 from gateway.partitions.record_format import V2BatchFormat
@@ -15,6 +16,8 @@ from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
 from storage.pulsar.settings import PulsarSettings
 from storage.shards import name_shard, partition_shard
+
+_log = logs.get_logger(__name__)
 
 #: Bytes that the store may queue beyond the in-flight limit: overhead, and one frame accepted above
 #: the limit.
@@ -45,6 +48,10 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
     )
     if settings.log_flush == "os":
+        _log.warning(
+            "log_flush is os: a power failure loses acknowledged records",
+            seconds=UNSYNCED_SECONDS,
+        )
         limits = replace(limits, sync_appends=False, index_seconds=UNSYNCED_SECONDS)
     return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
 
