@@ -43,7 +43,7 @@ class EmbeddedStoreSettings(BaseModel):
             "`os` when the operating system has them, as Kafka does by default. With `os`, a power "
             "failure or a crash of the operating system loses up to about a second of acknowledged "
             "records; the end of the gateway alone loses nothing. Topics, offsets and groups are "
-            "on disk in both cases. The topic configs `flush.messages` and `flush.ms` do not change "
-            "this."
+            "on disk in both cases. The configs `flush.messages` and `flush.ms` of a topic do not "
+            "change this."
         ),
     )
