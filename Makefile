@@ -85,7 +85,7 @@ test: $(VENV)/.test
 
 ## tests that take minutes each, and properties with 1,000 examples
 slow: $(VENV)/.report
-	$(PY) -m pytest -q -m slow $(ARGS)
+	$(PY) -m pytest -q -n 3 $(PEERS) -m slow $(ARGS)
 	$(PY) -m pytest -q -n 2 -m "hypothesis and not peer and not slow and not spark" \
 		--hypothesis-profile=long $(ARGS)
 

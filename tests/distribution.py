@@ -22,6 +22,7 @@ LONGEST = (
     "tests/storage/pulsar/tables/test_table_outages.py",
     "tests/storage/pulsar/native/test_native_restarts.py",
     "tests/peers/on_pulsar/test_pulsar_outages.py",
+    "tests/storage/lmdb/simulation/test_power_cuts.py",
     "tests/legacy_clients/runs/test_interop.py",
     "tests/peers/cluster/test_cluster_failures.py",
     "tests/peers/security/test_kerberos_clients.py",

@@ -21,6 +21,7 @@ itself.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -475,6 +476,8 @@ async def run_seed(seed: int) -> int:
     finally:
         journal.LARGEST_FILLED_WRITE = filled
         shutil.rmtree(folder)
+        # The contents of the disks are few objects, of many MiB, in cycles.
+        gc.collect()
 
 
 async def run_seeds(first: int, last: int) -> int:
