@@ -435,7 +435,13 @@ class Dispatch(DispatchState):
         if route.api_key is ApiKey.FETCH:
             # Produce gains more, so a connection that is used for both keeps its header.
             known = self._plain_context
-            if known is None or (known.route is route and known.caller is not caller):
+            if known is None or (
+                known.route is route
+                and (
+                    known.caller is not caller
+                    or known.usage_version != self._broker.quota_usage.version
+                )
+            ):
                 self._keep_header(frame, header, route, caller, _REPEATED)
         if len(frame) < LARGE_BODY_BYTES or route.api_key is ApiKey.PRODUCE:
             return route.handler(decode(route, frame, header, session.scope), caller)

@@ -112,6 +112,7 @@ class MemoryClient:
             run_for=Threads().run_for,
             audit=NO_AUDIT_LOG,
             client_quotas=SimpleNamespace(is_active=False, limits_time=False),
+            quota_usage=SimpleNamespace(version=0),
             tenants=None,
         )
         traffic = record(self.session.principal if self.session.is_ready else None)

@@ -142,7 +142,8 @@ cdef class PlainWork:
 cdef class PlainContext:
     """What plain requests of a connection need, as long as they have the same header.
 
-    `encoded` are the bytes of the header.
+    `encoded` are the bytes of the header. The client has no quotas, at least up to that version of
+    the usage of all clients.
     """
 
     cdef readonly bytes encoded
@@ -151,7 +152,8 @@ cdef class PlainContext:
     cdef PlainWork work
     cdef RepeatedWork repeated
     cdef SessionState session
-    cdef object broker, quotas, topics, refused, seconds, now, may_serve
+    cdef readonly object usage_version
+    cdef object broker, quotas, usage, topics, refused, seconds, now, may_serve
     cdef int version
     cdef bint is_recorded
     cdef Py_ssize_t most_bytes
@@ -166,7 +168,8 @@ cdef class PlainContext:
         self.encoded, self.header, self.route, self.caller = encoded, header, route, caller
         self.is_recorded, self.session = is_recorded, caller.session
         self.version = caller.api_version
-        self.broker, self.quotas = broker, broker.client_quotas
+        self.broker, self.quotas, self.usage = broker, broker.client_quotas, broker.quota_usage
+        self.usage_version = self.usage.version
         if isinstance(work, RepeatedWork):
             self.repeated = work
         else:
@@ -296,7 +299,7 @@ cdef class DispatchState:
         return self.start_plain(frame, served)
 
     cdef bint may_start_plain(self, PlainContext served) except -1:
-        """As `_may_start`, for a request of an unlimited session without quotas.
+        """As `_may_start`, for a request of a client without quotas.
 
         A Fetch also waits for all other requests.
         """
@@ -307,10 +310,10 @@ cdef class DispatchState:
             or self._is_writing_held
             or session.is_closed
             or not session.is_ready
-            or session.expires_at is not None
             or session.scope is not None
+            or (session.expires_at is not None and served.seconds() > session.expires_at)
             or (self._mute is not None and self._mute.is_on)
-            or served.quotas.is_active
+            or (served.quotas.is_active and served.usage.version != served.usage_version)
         )
 
     cdef bint start_plain(self, frame, PlainContext served) except -1:

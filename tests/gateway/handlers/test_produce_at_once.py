@@ -499,6 +499,49 @@ def test_quota_applies_to_a_request_with_the_last_header() -> None:
     assert sent_alone(client, sent).throttle_time_ms > 0
 
 
+def test_quota_of_another_client_leaves_requests_to_compiled_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, client, sent = connected()
+    env.set_quota("producer_byte_rate", 1.0, client_id="another")
+    # The first one finds that this client has no quota.
+    sent_alone(client, sent)
+    headers = headers_read(monkeypatch)
+    for _ in range(3):
+        assert code_of(sent_alone(client, sent)) == ErrorCode.NONE
+    assert headers == []
+    env.set_quota("producer_byte_rate", 1.0, client_id="test")
+    assert sent_alone(client, sent).throttle_time_ms > 0
+
+
+def test_session_that_expires_is_served_by_compiled_code_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, client, sent = connected()
+    session = client.dispatch._session
+    session._seconds, session.expires_at = env.clock.seconds, env.clock.seconds() + 10
+    headers = headers_read(monkeypatch)
+    env.clock.advance(10)
+    assert code_of(sent_alone(client, sent)) == ErrorCode.NONE
+    assert headers == []
+    env.clock.advance(1)
+    client.send(sent)
+    assert client.receive() == []
+    assert client.is_aborted
+
+
+def headers_read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The headers that Python code reads from now on."""
+    found: list[Any] = []
+
+    def record(*given: Any) -> Any:
+        found.append(read_header(*given))
+        return found[-1]
+
+    monkeypatch.setattr("gateway.protocol.dispatch.read_header", record)
+    return found
+
+
 @pytest.mark.parametrize(
     ("config", "value", "code"),
     [

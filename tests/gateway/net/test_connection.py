@@ -84,6 +84,7 @@ class FakeListener:
             traffic=NO_TRAFFIC_LOG,
             audit=NO_AUDIT_LOG,
             client_quotas=SimpleNamespace(is_active=False, limits_time=False),
+            quota_usage=SimpleNamespace(version=0),
             tenants=None,
         )
         self.budget = MemoryBudget(budget_bytes, self.clock)

@@ -195,6 +195,20 @@ def test_quota_is_counted_for_each_fetch(consumer: Consumer, headers: list[Any])
     assert first.throttle_time_ms > 0
 
 
+def test_quota_of_another_client_leaves_fetches_to_compiled_code(
+    consumer: Consumer, headers: list[Any]
+) -> None:
+    consumer.env.set_quota("consumer_byte_rate", 1.0, client_id="another")
+    for _ in range(4):
+        (reply,) = consumer.ask(fetch({0: 0}))
+        assert reply.throttle_time_ms == 0
+    # The first one finds that this client has no quota.
+    assert len(headers) == 1
+    consumer.env.set_quota("consumer_byte_rate", 1.0, client_id="test")
+    (limited,) = consumer.ask(fetch({0: 0}))
+    assert limited.throttle_time_ms > 0
+
+
 def test_first_partition_is_not_read_again_if_the_second_one_must_be_awaited(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
