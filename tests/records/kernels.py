@@ -35,3 +35,7 @@ def implementation(request, monkeypatch):
     for name in LOOPS:
         monkeypatch.setattr(kernel, name, getattr(module, name))
     return module
+
+
+kernel_only = pytest.mark.parametrize("implementation", ["_kernel"], indirect=True)
+"""For tests of what only the compiled kernel does."""

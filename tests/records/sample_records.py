@@ -4,6 +4,7 @@ than the code under test.
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ class Sample:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[bytes, bytes | None], ...] = ()
+
+
+def random_samples(count: int, size: int, *, letters: bytes = bytes(range(256))) -> list[Sample]:
+    """Records with values of `size` random letters, the same in each call."""
+    chance = random.Random(1)
+    table = bytes(letters[n % len(letters)] for n in range(256))
+    return [
+        Sample(n, 1000 + n, b"k%d" % n, chance.randbytes(size).translate(table))
+        for n in range(count)
+    ]
 
 
 def field(content: bytes | None) -> bytes:
@@ -118,6 +129,11 @@ def record(sample: Sample, base_offset: int, base_timestamp: int) -> bytes:
         var_field(name) + var_field(value) for name, value in sample.headers
     )
     return varint(len(body)) + body
+
+
+def records_of(samples: Sequence[Sample]) -> bytes:
+    """The records of a batch, uncompressed."""
+    return b"".join(record(s, samples[0].offset, samples[0].timestamp) for s in samples)
 
 
 def batch(

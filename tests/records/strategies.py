@@ -42,3 +42,17 @@ def samples(draw, *, with_gaps: bool = True, max_size: int = 12) -> list[Sample]
         )
         offset += draw(st.integers(min_value=1, max_value=5)) if with_gaps else 1
     return found
+
+
+@st.composite
+def damaged(draw, stream: bytes) -> bytes:
+    """`stream` with some bytes replaced, and some inserted."""
+    changed = bytearray(stream)
+    places = st.integers(0, len(stream) - 1)
+    for place, value in draw(
+        st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=6)
+    ):
+        changed[place] = value
+    at = draw(places)
+    changed[at:at] = draw(st.binary(max_size=20))
+    return bytes(changed)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from records import RecordsError, _pure
-from tests.records.sample_records import Sample, batch, message, message_set, record, varint
+from tests.records.sample_records import Sample, batch, message, message_set, records_of, varint
 from tests.records.strategies import prop, samples
 
 kernel = pytest.importorskip("records._kernel", reason="the kernel is not compiled")
@@ -218,10 +218,9 @@ def test_compiled_down_batch_equals_pure_python_on_garbage(records, count):
 @given(samples(), st.integers(0, 1), st.booleans())
 def test_compiled_down_batch_equals_pure_python_on_valid_records(found, magic, is_relative):
     base = found[0]
-    records = b"".join(record(one, base.offset, base.timestamp) for one in found)
     agree(
         "down_batch",
-        records,
+        records_of(found),
         len(found),
         base.offset,
         found[-1].offset - base.offset,

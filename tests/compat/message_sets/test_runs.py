@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from compat.message_sets import read_records
 from compat.message_sets.down_conversion import convert_single
 from records import _pure
-from records.codec_libraries import find_gzip_functions, find_lz4_functions, find_snappy_functions
+from tests.compat.message_sets.whole_batches import HANDLED, LIMIT, kernel
+from tests.records.kernels import kernel_only
 from tests.records.sample_records import (
     GZIP,
     LZ4,
@@ -26,29 +27,7 @@ from tests.records.sample_records import (
 )
 from tests.records.strategies import contents, magics, prop, samples
 
-kernel = pytest.importorskip("records._kernel", reason="the kernel is not compiled")
-
-LIMIT = 1 << 20
-
-lz4 = find_lz4_functions()
-if lz4 is not None:
-    kernel.use_lz4(*lz4)
-gzip = find_gzip_functions()
-if gzip is not None:
-    kernel.use_gzip(*gzip)
-snappy = find_snappy_functions()
-if snappy is not None:
-    kernel.use_snappy(*snappy)
-HANDLED = [
-    codec
-    for codec, functions in ((NONE, ()), (LZ4, lz4), (GZIP, gzip), (SNAPPY, snappy))
-    if functions is not None
-]
-
-
-@pytest.fixture(autouse=True)
-def implementation():
-    """Uses the kernel only: the plain-Python loops do not implement this."""
+pytestmark = kernel_only
 
 
 def converted(
