@@ -133,7 +133,8 @@ fuzz: $(VENV)/.test
 	@for target in agreement entry_points whole requests journal; do \
 		$(PY) -m tests.fuzz.fuzzer --target $$target $(ARGS) || exit 1; done
 
-## benchmark beside Apache Kafka, results in docs/benchmarks.md (20 minutes; ARGS: --help)
+## benchmark beside Apache Kafka, results in docs/benchmarks.md (25 minutes;
+## ARGS: --beside CHECKOUT, --help)
 bench: $(VENV)/.test
 	$(PY) -m bench $(ARGS)
 
@@ -141,16 +142,18 @@ bench: $(VENV)/.test
 bench-path: $(VENV)/.test
 	$(PY) -m bench.produce_path $(ARGS)
 
-## benchmark 1,000 consumer groups of 4 members (2 minutes; ARGS: --help)
+## benchmark 1,000 consumer groups of 4 members (2 minutes; ARGS: --kafka, --beside CHECKOUT,
+## --help)
 bench-groups: $(VENV)/.test
 	$(PY) -m bench.groups $(ARGS)
 
 ## benchmark different requests on one connection, such as commits during a long poll (20 minutes;
-## ARGS: --kafka, --help)
+## ARGS: --kafka, --beside CHECKOUT, --help)
 bench-shared: $(VENV)/.test
 	$(PY) -m bench.shared $(ARGS)
 
-## benchmark the gateway on Apache Pulsar beside a native client (10 minutes; ARGS: --help)
+## benchmark the gateway on Apache Pulsar beside a native client (10 minutes;
+## ARGS: --beside CHECKOUT, --help)
 bench-pulsar: $(VENV)/.test
 	$(PY) -m bench.pulsar $(ARGS)
 

@@ -8,7 +8,9 @@ The servers take turns at every step, and the table has medians over several rou
 - A producer at a steady pace.
 - Produce with batches of one record, as applications send that wait for each record.
 
-With --beside, the gateway of another checkout takes Kafka's place: the same load on two versions.
+With --beside, the gateway of another checkout is measured in the same rounds. The table gets a
+column for the ratio to it, and a second table compares it with Kafka. --without-kafka leaves Kafka
+out, which is quicker; then the only table compares the two gateways.
 With --values json, the records of full batches are JSON events, which compress better than the
 letters of Kafka's tool, and the table is a separate one.
 With --log-flush os, a gateway with this setting is measured as well, in a separate table.
@@ -20,8 +22,8 @@ The compared figure is the server's CPU seconds per GiB of record values. On a s
 varies less than throughput, and the ratio of two servers in one run varies less than either.
 
 With the defaults it takes about 25 minutes on two cores and up to 9 GiB under $TMPDIR. Both grow
-with --rounds, --mib, the codecs and the partitions (--rounds 1 --mib 1024: 35 minutes). Progress
-and the estimated remaining time go to stderr.
+with --rounds, --mib, the codecs and the partitions (--rounds 1 --mib 1024: 35 minutes). A third
+server adds half. Progress and the estimated remaining time go to stderr.
 """
 
 from __future__ import annotations
@@ -34,28 +36,35 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import msgspec
 
 from bench.chart import svg
 from bench.clients import write_events
-from bench.measurements import Comparison, Measurement, compare, table
+from bench.measurements import Measurement, compare, tables
 from bench.progress import StepProgress
-from bench.servers import COLLECTORS, BenchGateway, BenchServer, KafkaServer
+from bench.servers import COLLECTORS, BenchGateway, BenchServer, KafkaServer, name_in, running
 from bench.steps import CODECS, RoundLoad, WarmUpLimits, plan, warm_up
 
+DOCUMENT = Path("docs/benchmarks.md")
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 BEGIN_JSON, END_JSON = "<!-- bench-json: begin -->", "<!-- bench-json: end -->"
+
+#: Packages of the gateway that may have extension modules.
+PACKAGES = ("gateway", "auth", "compat", "records", "storage", "reports")
 
 #: Upper bound of a store's disk bytes per byte of record values: headers, partly filled pages,
 #: indexes.
 DISK_BYTES_PER_BYTE = 1.3
 
 
-def main() -> int:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     with tempfile.TemporaryDirectory() as folder:
         events = None
         if options.values == "json":
@@ -66,17 +75,7 @@ def main() -> int:
 
 def _measure(options: argparse.Namespace, load: RoundLoad) -> int:
     figures: list[Measurement] = []
-    servers: list[BenchServer] = []
-    try:
-        servers.append(BenchGateway.start())
-        servers.append(
-            KafkaServer.start(options.collector, message_max_bytes="1048588")
-            if options.beside is None
-            else BenchGateway.start(checkout=options.beside)
-        )
-        if options.log_flush == "os":
-            servers.append(BenchGateway.start(arguments=("--set", "log_flush=os")))
-            servers[-1].name += ", log_flush=os"
+    with running(server_starts(options)) as servers:
         for server in servers:
             warm_up(server, load, WarmUpLimits(), _say)
         steps = plan(servers, options.rounds, load)
@@ -88,17 +87,48 @@ def _measure(options: argparse.Namespace, load: RoundLoad) -> int:
         resident = ", ".join(
             f"{server.name} {server.memory_bytes() >> 20} MiB" for server in servers
         )
-    finally:
-        for server in servers:
-            server.stop()
-    comparisons = compare(figures, servers[0].name, servers[1].name)
-    peer = "Kafka" if options.beside is None else servers[1].name
-    print(table(comparisons, peer))
-    for other in servers[2:]:
-        print(f"\n{other.name}:\n\n{table(compare(figures, other.name, servers[1].name), peer)}")
-    if options.beside is None and options.log_flush == "fsync" and not options.only_small:
-        _write(options, comparisons, f"{_conditions(options)} Peak resident memory: {resident}.")
+    names = [server.name for server in servers]
+    peer = names[1] if options.without_kafka else "Kafka"
+    beside = None if options.beside is None else name_in(options.beside, BenchGateway.name)
+    made = tables(figures, names, peer, beside)
+    print(made)
+    if (out := file_to_write(options)) is not None:
+        said = f"{_conditions(options)} Peak resident memory: {resident}."
+        if options.values == "json":
+            _write(out, f"{said}\n\n{made}", BEGIN_JSON, END_JSON)
+        else:
+            title = f"CPU time of kopgate divided by {peer}'s, per GiB of record values"
+            chart = out.with_suffix(".svg")
+            _write(out, f"{said}\n\n![{title}]({chart.name})\n\n{made}")
+            chart.write_text(svg(compare(figures, *names[:2]), title))
     return 0
+
+
+def server_starts(options: argparse.Namespace) -> list[Callable[[], BenchServer]]:
+    """Functions that start the servers: this gateway, then what it is compared with."""
+    starts: list[Callable[[], BenchServer]] = [BenchGateway.start]
+    if not options.without_kafka:
+        starts.append(partial(KafkaServer.start, options.collector, message_max_bytes="1048588"))
+    if options.beside is not None:
+        starts.append(partial(BenchGateway.start, checkout=options.beside))
+    if options.log_flush == "os":
+        starts.append(_unsynced_gateway)
+    return starts
+
+
+def _unsynced_gateway() -> BenchServer:
+    server = BenchGateway.start(arguments=("--set", "log_flush=os"))
+    server.name += ", log_flush=os"
+    return server
+
+
+def file_to_write(options: argparse.Namespace) -> Path | None:
+    """The file for the tables; None if they are only printed."""
+    out: Path | None = options.out
+    is_published = options.beside is None and options.log_flush == "fsync"
+    if out is None and is_published and not options.only_small:
+        return DOCUMENT
+    return out
 
 
 def _load(options: argparse.Namespace) -> RoundLoad:
@@ -111,13 +141,13 @@ def _say(line: str) -> None:
     print(f"# {line}", file=sys.stderr)
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=_at_least_one, default=3, help="number of rounds (3)")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="number of rounds (3)")
     parser.add_argument(
-        "--mib", type=_at_least_one, default=128, help="record values of each topic, in MiB (128)"
+        "--mib", type=at_least_one, default=128, help="record values of each topic, in MiB (128)"
     )
     parser.add_argument(
         "--codecs",
@@ -146,13 +176,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only-small",
         action="store_true",
-        help="measure only those; the table is only printed",
+        help="measure only those; the table is only printed, unless --out is given",
     )
     parser.add_argument(
         "--log-flush",
         choices=("fsync", "os"),
         default="fsync",
-        help="os: measure a gateway with log_flush=os, too; the tables are only printed (fsync)",
+        help="os: measure a gateway with log_flush=os, too; the tables are only printed, unless "
+        "--out is given (fsync)",
     )
     parser.add_argument(
         "--collector",
@@ -163,26 +194,62 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("docs/benchmarks.md"),
-        help="file for the table; the chart is written beside it as .svg",
+        help=f"file for the tables; the chart is written beside it as .svg ({DOCUMENT})",
     )
+    add_beside_option(parser, "; the tables are only printed, unless --out is given")
     parser.add_argument(
-        "--beside",
-        type=Path,
-        metavar="CHECKOUT",
-        help="compare with the gateway in this folder instead of with Kafka; the table is only "
-        "printed (build its extension modules first: `python setup.py build_ext --inplace`)",
+        "--without-kafka",
+        action="store_true",
+        help="with --beside, measure the two gateways only",
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.without_kafka and options.beside is None:
+        parser.error("--without-kafka needs --beside: there is nothing to compare with")
     _check_disk_space(parser, options)
     return options
+
+
+def add_beside_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add --beside CHECKOUT, for all benchmarks that can measure another version of the sources.
+
+    `more` is appended to the help of the option.
+    """
+    parser.add_argument(
+        "--beside",
+        type=built_checkout,
+        metavar="CHECKOUT",
+        help="measure the gateway of another checkout as well, in turns with this one (build its "
+        f"extension modules first: `python setup.py build_ext --inplace`){more}",
+    )
+
+
+def checkouts(options: argparse.Namespace) -> list[Path | None]:
+    """Checkouts whose gateways are measured: this one, which is None, and that of --beside."""
+    return [None] if options.beside is None else [None, options.beside]
+
+
+def built_checkout(text: str) -> Path:
+    """A folder with the gateway's sources and their extension modules.
+
+    Raises ArgumentTypeError.
+    """
+    folder = Path(text)
+    if not (folder / "gateway" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} has no gateway/__init__.py")
+    for source in (path for name in PACKAGES for path in (folder / name).rglob("*.pyx")):
+        # Without them the gateway runs, too, but in pure Python.
+        if not any(source.with_suffix(suffix).exists() for suffix in EXTENSION_SUFFIXES):
+            raise argparse.ArgumentTypeError(
+                f"{source} is not compiled; run `python setup.py build_ext --inplace` in {text!r}"
+            )
+    return folder
 
 
 def _check_disk_space(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     load = _load(options)
     warm_up_mib = len(load.codecs) * min(WarmUpLimits().mib, load.mib) * WarmUpLimits().limit
     mib = (options.rounds * load.mib_per_round() + warm_up_mib) * DISK_BYTES_PER_BYTE
-    needed = int(mib * (3 if options.log_flush == "os" else 2)) << 20
+    needed = int(mib * len(server_starts(options))) << 20
     if needed > (free := shutil.disk_usage(tempfile.gettempdir()).free):
         parser.error(
             f"not enough disk space: needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, "
@@ -190,14 +257,14 @@ def _check_disk_space(parser: argparse.ArgumentParser, options: argparse.Namespa
         )
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 
 def _partitions(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(map(_at_least_one, text.split(","))))
+    return tuple(dict.fromkeys(map(at_least_one, text.split(","))))
 
 
 def _codecs(text: str) -> tuple[str, ...]:
@@ -215,6 +282,10 @@ def _conditions(options: argparse.Namespace) -> str:
         f"--small {','.join(map(str, options.small))} --values {options.values} "
         f"--collector {options.collector}"
     )
+    arguments += " --log-flush os" if options.log_flush == "os" else ""
+    arguments += " --only-small" if options.only_small else ""
+    arguments += f" --beside {options.beside}" if options.beside is not None else ""
+    arguments += " --without-kafka" if options.without_kafka else ""
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench ARGS="{arguments}"`, Python '
         f"{platform.python_version()}, "
@@ -222,21 +293,10 @@ def _conditions(options: argparse.Namespace) -> str:
     )
 
 
-def _write(options: argparse.Namespace, comparisons: list[Comparison], said: str) -> None:
-    """Write the table into the file and, for the default values, the chart beside it."""
-    title = "CPU time of kopgate divided by Kafka's, per GiB of record values"
-    out: Path = options.out
-    chart = out.with_suffix(".svg")
+def _write(out: Path, block: str, *marks: str) -> None:
     text = out.read_text() if out.exists() else "# Benchmarks\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
-    if options.values == "json":
-        block = f"{said}\n\n{table(comparisons)}"
-        out.write_text(replace_between_marks(text, block, BEGIN_JSON, END_JSON))
-        return
-    chart.write_text(svg(comparisons, title))
-    out.write_text(
-        replace_between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}")
-    )
+    out.write_text(replace_between_marks(text, block, *marks))
 
 
 def replace_between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:

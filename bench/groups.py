@@ -7,12 +7,17 @@ request is written until the kernel has received the last byte of its reply, so 
 the program's own delays.
 
 The server is one gateway on an embedded store, or with --gateways each of these numbers of gateways
-on one Pulsar. Members follow FindCoordinator. Apache Kafka is measured with --kafka, twice: as it
-is by default, when it acknowledges a commit from the page cache, and syncing each commit to disk,
-as the gateway does (log.flush.interval.messages=1).
+on one Pulsar. Members follow FindCoordinator. With --beside the same is done with the gateway of
+another checkout. Apache Kafka is measured with --kafka, twice: as it is by default, when it
+acknowledges a commit from the page cache, and syncing each commit to disk, as the gateway does
+(log.flush.interval.messages=1).
+
+One server runs at a time. With --rounds the servers take turns: each is started in every round, the
+first one changes every round, and the table has the median over the rounds and the range.
 
 1,000 groups of 4 members send 1,333 heartbeats and 800 commits per second on 4,000 connections. It
-takes about two minutes per server.
+takes about two minutes per server and round. Progress and the estimated remaining time go to
+stderr.
 """
 
 from __future__ import annotations
@@ -23,17 +28,28 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from bench.__main__ import replace_between_marks
+from bench.__main__ import add_beside_option, at_least_one, checkouts, replace_between_marks
 from bench.clients import ClientFailed, create
-from bench.servers import BenchCluster, BenchGateway, BenchServer, KafkaServer, cpu_seconds
+from bench.progress import StepProgress
+from bench.servers import (
+    BenchCluster,
+    BenchGateway,
+    BenchServer,
+    KafkaServer,
+    cpu_seconds,
+    in_turn,
+    name_in,
+)
 from tests.testkit import jvm
 from tests.testkit.cache import cached, command, fingerprint
 from tests.testkit.pulsar import Pulsar
@@ -50,6 +66,9 @@ SYNCED_KAFKA = f"{KafkaServer.name}, which syncs as well"
 
 PULSAR_MEMORY = "1g"
 """Heap, and direct memory, of Pulsar's JVM."""
+
+START_SECONDS = 40
+"""Estimate for the progress line: to start a server and to connect and join all members."""
 
 STEP_SECONDS = 180
 """Time limit of a step, in addition to its measured time."""
@@ -90,7 +109,25 @@ class LatencySummary(msgspec.Struct, frozen=True):
     max: float
 
     def __str__(self) -> str:
-        return f"{self.p50:.1f} / {self.p99:.1f} / {self.max:.0f}"
+        return latencies([self])
+
+
+def latencies(rounds: Sequence[LatencySummary]) -> str:
+    """p50 / p99 / max: each the median over the rounds, with the range."""
+    figures = (
+        spread([one.p50 for one in rounds], 1),
+        spread([one.p99 for one in rounds], 1),
+        spread([one.max for one in rounds], 0),
+    )
+    return " / ".join(figures)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The median; of several values, also the range."""
+    middle = f"{median(values):.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 class GroupsResult(msgspec.Struct, frozen=True):
@@ -252,26 +289,32 @@ _HEADS = (
 )
 
 
-def table(outcomes: list[GroupsResult], load: GroupLoad) -> str:
-    rows = [_HEADS, ["---"] * len(_HEADS), *(_cells(one, load) for one in outcomes)]
+def table(outcomes: Sequence[GroupsResult], load: GroupLoad) -> str:
+    """A row for each server, in the order in which they were first measured."""
+    rounds: dict[str, list[GroupsResult]] = {}
+    for one in outcomes:
+        rounds.setdefault(one.server, []).append(one)
+    rows = [_HEADS, ["---"] * len(_HEADS)]
+    rows += [_cells(name, results, load) for name, results in rounds.items()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
-    memory = (
-        f"{kib(one.end_bytes - one.idle_bytes, load):.1f}, "
-        f"{kib(one.connected_bytes - one.idle_bytes, load):.1f} for the connection"
-    )
+def _cells(server: str, rounds: Sequence[GroupsResult], load: GroupLoad) -> list[str]:
+    grown = spread([kib(one.end_bytes - one.idle_bytes, load) for one in rounds], 1)
+    connection = spread([kib(one.connected_bytes - one.idle_bytes, load) for one in rounds], 1)
+    pulsar = [one.pulsar_cores for one in rounds if one.pulsar_cores is not None]
     return [
-        one.server,
-        str(one.heartbeat),
-        str(one.commit),
-        f"{one.cores:.2f}"
-        + ("" if one.pulsar_cores is None else f", Pulsar {one.pulsar_cores:.2f}"),
-        f"{one.connected_seconds:.1f} s",
-        f"{one.joined_seconds:.1f} s",
+        server,
+        latencies([one.heartbeat for one in rounds]),
+        latencies([one.commit for one in rounds]),
+        spread([one.cores for one in rounds], 2)
+        + (f", Pulsar {spread(pulsar, 2)}" if pulsar else ""),
+        f"{spread([one.connected_seconds for one in rounds], 1)} s",
+        f"{spread([one.joined_seconds for one in rounds], 1)} s",
         # The JVM's memory is its heap size, regardless of its contents.
-        "-" if one.server in (KafkaServer.name, SYNCED_KAFKA) else memory,
+        "-"
+        if server in (KafkaServer.name, SYNCED_KAFKA)
+        else f"{grown}, {connection} for the connection",
     ]
 
 
@@ -280,32 +323,53 @@ def kib(size: int, load: GroupLoad) -> float:
     return size / load.all_members / 1024
 
 
-@contextmanager
-def servers(options: argparse.Namespace, pulsar: Pulsar | None) -> Iterator[Iterator[BenchServer]]:
-    """The servers, one after the other; each is stopped before the next one is started."""
-    running: list[BenchServer] = []
-    starts: list[Callable[[], BenchServer]] = [_gateway]
-    if pulsar is not None:
-        starts = [partial(BenchCluster.start, pulsar.tenant(), count) for count in options.gateways]
+def server_starts(
+    options: argparse.Namespace, pulsar: Pulsar | None
+) -> dict[str, Callable[[], BenchServer]]:
+    """Functions that start the servers, by their names."""
+    starts: dict[str, Callable[[], BenchServer]] = {}
+    if pulsar is None:
+        for checkout in checkouts(options):
+            starts[name_in(checkout, BenchGateway.name)] = partial(_gateway, checkout)
+    else:
+        for count, checkout in product(options.gateways, checkouts(options)):
+            name = BenchCluster.name_of(count, checkout)
+            starts[name] = partial(_cluster, pulsar, count, checkout)
     if options.kafka:
-        starts += [_kafka, _synced_kafka]
-
-    def each() -> Iterator[BenchServer]:
-        for start in starts:
-            running.append(start())
-            yield running[-1]
-            running.pop().stop()
-
-    try:
-        yield each()
-    finally:
-        for server in running:
-            server.stop()
+        starts |= {KafkaServer.name: _kafka, SYNCED_KAFKA: _synced_kafka}
+    return starts
 
 
-def _gateway() -> BenchServer:
+def measure_in_turns(
+    starts: Mapping[str, Callable[[], BenchServer]],
+    rounds: int,
+    one: Callable[[BenchServer], GroupsResult],
+    next_step: Callable[[str], None],
+) -> list[GroupsResult]:
+    """Run `one` on each server in every round; the first one changes every round.
+
+    Each server is stopped before the next one is started. `next_step` gets the name of a step
+    before it begins.
+    """
+    outcomes = []
+    for number in range(rounds):
+        for name in in_turn([*starts], number):
+            next_step(f"round {number + 1}, {name}")
+            server = starts[name]()
+            try:
+                outcomes.append(one(server))
+            finally:
+                server.stop()
+    return outcomes
+
+
+def _gateway(checkout: Path | None) -> BenchServer:
     """Without its log, which has lines for every group."""
-    return BenchGateway.start(subprocess.DEVNULL)
+    return BenchGateway.start(subprocess.DEVNULL, checkout=checkout)
+
+
+def _cluster(pulsar: Pulsar, count: int, checkout: Path | None) -> BenchServer:
+    return BenchCluster.start(pulsar.tenant(), count, checkout)
 
 
 def _kafka(**settings: str) -> KafkaServer:
@@ -328,8 +392,8 @@ def _synced_kafka() -> BenchServer:
     return server
 
 
-def main() -> int:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     if options.gateways:
         with Pulsar.start(memory=PULSAR_MEMORY, flags=jvm.SERIAL) as pulsar:
@@ -351,18 +415,23 @@ def _load(options: argparse.Namespace) -> GroupLoad:
 
 
 def _measure_each(options: argparse.Namespace, pulsar: Pulsar | None) -> list[GroupsResult]:
-    outcomes = []
-    with servers(options, pulsar) as each:
-        for server in each:
-            used = pulsar if isinstance(server, BenchCluster) else None
-            one = measure(server, _load(options), _say, used)
-            outcomes.append(one)
-            _say(
-                f"{one.server}: heartbeats {one.heartbeat}, commits {one.commit}; member program: "
-                f"{one.load_cores:.2f} cores, requests sent {one.late} ms late (p50 / p99 / max), "
-                f"{one.rejoined} rejoined"
-            )
-    return outcomes
+    load = _load(options)
+
+    def one(server: BenchServer) -> GroupsResult:
+        found = measure(server, load, _say, pulsar if isinstance(server, BenchCluster) else None)
+        _say(
+            f"{found.server}: heartbeats {found.heartbeat}, commits {found.commit}; member "
+            f"program: {found.load_cores:.2f} cores, requests sent {found.late} ms late (p50 / p99 "
+            f"/ max), {found.rejoined} rejoined"
+        )
+        return found
+
+    starts = server_starts(options, pulsar)
+    seconds = START_SECONDS + load.warm_up_seconds + load.seconds
+    progress = StepProgress([seconds] * len(starts) * options.rounds, time.monotonic)
+    return measure_in_turns(
+        starts, options.rounds, one, lambda step: print(progress.next(step), file=sys.stderr)
+    )
 
 
 def _say(line: str) -> None:
@@ -376,7 +445,9 @@ def _conditions(options: argparse.Namespace, busy: str) -> str:
     )
     if options.gateways:
         arguments += f" --gateways {' '.join(map(str, options.gateways))}"
+    arguments += f" --rounds {options.rounds}" if options.rounds > 1 else ""
     arguments += " --kafka" if options.kafka else ""
+    arguments += f" --beside {options.beside}" if options.beside is not None else ""
     return (
         f'Measured with `make bench-groups ARGS="{arguments}"`, '
         f"Python {platform.python_version()}, "
@@ -384,7 +455,7 @@ def _conditions(options: argparse.Namespace, busy: str) -> str:
     )
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench-groups",
         description=__doc__,
@@ -399,6 +470,9 @@ def _options() -> argparse.Namespace:
         "--seconds", type=int, default=60, help="measured time, after a warm-up of 10 s (60)"
     )
     parser.add_argument(
+        "--rounds", type=at_least_one, default=1, help="number of rounds, servers in turns (1)"
+    )
+    parser.add_argument(
         "--gateways",
         type=int,
         nargs="+",
@@ -408,12 +482,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--kafka", action="store_true", help="measure Apache Kafka as well, also syncing"
     )
+    add_beside_option(parser)
     parser.add_argument(
         "--out",
         type=Path,
         help="document for the table, between its marks; by default it is only printed",
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

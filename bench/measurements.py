@@ -1,9 +1,10 @@
-"""Measurements of two servers, compared row by row, as a Markdown table."""
+"""Measurements of servers, compared in pairs row by row, as Markdown tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 
 import msgspec
 
@@ -70,32 +71,67 @@ def compare(figures: Sequence[Measurement], ours: str, theirs: str) -> list[Comp
     ]
 
 
-def _heads(peer: str) -> Sequence[str]:
+def tables(
+    figures: Sequence[Measurement], servers: Sequence[str], peer: str, beside: str | None = None
+) -> str:
+    """The first server compared with the second, which the head calls `peer`; then a table for
+    each other server, also compared with the second.
+
+    The first table has a column for the ratio to the server `beside`, unless that is the second.
+    """
+    ours, theirs, *others = servers
+    more = {} if beside in (None, theirs) else {beside: compare(figures, ours, beside)}
+    return "\n\n".join(
+        [
+            table(compare(figures, ours, theirs), peer, more),
+            *(f"{other}:\n\n{table(compare(figures, other, theirs), peer)}" for other in others),
+        ]
+    )
+
+
+def _heads(peer: str, others: Sequence[str]) -> Sequence[str]:
     sides = ("kopgate", peer)
     figures = ("CPU s/GiB", "MiB/s", "p50 / p99 ms")
     costs, rates, latencies = ([f"{side} {figure}" for side in sides] for figure in figures)
-    return ["step", "codec", *costs, "ratio (min-max)", *rates, *latencies]
+    ratios = [f"ratio to {name} (min-max)" for name in (peer, *others)]
+    return [
+        "step",
+        "codec",
+        *costs,
+        *(ratios if others else ["ratio (min-max)"]),
+        *rates,
+        *latencies,
+    ]
 
 
-def table(comparisons: Sequence[Comparison], peer: str = "Kafka") -> str:
-    """Markdown with medians over the rounds. The ratio is the median of the rounds' ratios."""
-    heads = _heads(peer)
-    return "\n".join(
-        _line(cells) for cells in (heads, ["---"] * len(heads), *map(_cells, comparisons))
-    )
+def table(
+    comparisons: Sequence[Comparison],
+    peer: str = "Kafka",
+    more: Mapping[str, Sequence[Comparison]] = MappingProxyType({}),
+) -> str:
+    """Markdown with medians over the rounds. The ratio is the median of the rounds' ratios.
+
+    `more` has comparisons with other servers by their names; of these the table has the ratios.
+    """
+    heads = _heads(peer, [*more])
+    rows = (_cells(*row) for row in zip(comparisons, *more.values(), strict=True))
+    return "\n".join(_line(cells) for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cells(one: Comparison) -> list[str]:
+def _cells(one: Comparison, *others: Comparison) -> list[str]:
     sides = (one.ours, one.theirs)
     return [
         one.row,
         one.codec,
         *(f"{median(figure.cpu_per_gib for figure in side):.2f}" for side in sides),
-        f"**{one.ratio:.2f}** ({one.ratios[0]:.2f}-{one.ratios[-1]:.2f})",
+        *(
+            f"**{pair.ratio:.2f}** ({pair.ratios[0]:.2f}-{pair.ratios[-1]:.2f})"
+            for pair in (one, *others)
+        ),
         *(f"{median(figure.rate for figure in side):.0f}" for side in sides),
         *(_latency(side) for side in sides),
     ]

@@ -10,10 +10,15 @@
 - Both send 2,000 records per second, in batches.
 
 The compared figure is CPU seconds per GiB: the gateway's against the native application's, which is
-the cost of the client library alone. The broker's work is the same for both. Both take turns, and
+the cost of the client library alone. The broker's work is the same for both. They take turns, and
 the table has medians over several rounds; the ratio varies less than either figure.
 
-It takes about ten minutes on two cores, and twice the stored bytes under $TMPDIR.
+With --beside, the gateway of another checkout is measured in the same rounds, on the same broker.
+The table gets a column for the ratio to it, and a second table compares it with the native
+application.
+
+It takes about ten minutes on two cores, and twice the stored bytes under $TMPDIR; with --beside, 15
+minutes and three times these bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +29,23 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from bench import clients
-from bench.__main__ import replace_between_marks
+from bench.__main__ import add_beside_option, at_least_one, checkouts, replace_between_marks
 from bench.clients import RECORD_BYTES, record_count
-from bench.measurements import Measurement, compare, table
+from bench.measurements import Measurement, tables
 from bench.progress import StepProgress
-from bench.servers import BenchGateway
-from bench.steps import Step
+from bench.servers import BenchGateway, in_turn, running
+from bench.steps import Step, cpu_of
 from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from tests.testkit import jvm
 from tests.testkit.kafka import VERSION
 from tests.testkit.pulsar import Pulsar
+from tests.testkit.tenant import Tenant
 
 BEGIN, END = "<!-- pulsar: begin -->", "<!-- pulsar: end -->"
 
@@ -66,13 +73,17 @@ PACED = f"produce at {clients.PACE} records/s"
 NATIVE_SECONDS = 300
 
 
-class GatewayAndNative:
-    """One broker with a gateway on it, and one native application at a time."""
+class PulsarGateway:
+    """A gateway on new namespaces of the tenant. `checkout` is as for `BenchGateway.start`."""
 
-    def __init__(self, broker: Pulsar) -> None:
-        self._tenant = broker.tenant()
-        self._own = self._tenant.settings()
-        self.gateway = self._start()
+    def __init__(self, tenant: Tenant, checkout: Path | None = None) -> None:
+        self._own = tenant.settings()
+        self._checkout = checkout
+        self.server = self._start()
+
+    @property
+    def name(self) -> str:
+        return self.server.name
 
     def _start(self) -> BenchGateway:
         own = self._own
@@ -82,34 +93,52 @@ class GatewayAndNative:
             "kafkaMetadataNamespace": own.metadata_namespace,
         }
         settings = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-        return BenchGateway.start(
-            store=own.service_url, arguments=["--pulsar-admin", own.admin_url, *settings]
+        server = BenchGateway.start(
+            store=own.service_url,
+            arguments=["--pulsar-admin", own.admin_url, *settings],
+            checkout=self._checkout,
         )
+        try:
+            server.wait_until_idle()
+        except TimeoutError:
+            server.stop()
+            raise
+        return server
 
     def restart(self) -> None:
         """Restart the gateway, so that its cache is empty, and wait until it is idle."""
-        self.gateway.stop()
-        self.gateway = self._start()
-        self.gateway.wait_until_idle()
+        self.server.stop()
+        self.server = self._start()
 
-    def make_native(self, name: str, partitions: int = 1) -> str:
-        """Create a topic for the native application, partitioned like those of the gateway."""
+    def stop(self) -> None:
+        self.server.stop()
+
+
+class NativeRunner:
+    """Runs bench/native.py on topics in a new namespace of the tenant."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        self._own = tenant.settings()
+
+    def make(self, name: str, partitions: int = 1) -> str:
+        """Create a topic, partitioned like those of the gateway."""
         self._tenant.admin(
             "PUT",
             f"persistent/{self._own.tenant}/{self._own.namespace}/{name}/partitions",
             partitions,
         )
         return (
-            self.native_topic(name)
+            self.topic(name)
             if partitions == 1
             else f"persistent://{self._own.tenant}/{self._own.namespace}/{name}"
         )
 
-    def native_topic(self, name: str) -> str:
+    def topic(self, name: str) -> str:
         return f"persistent://{self._own.tenant}/{self._own.namespace}/{name}-partition-0"
 
-    def native(self, what: str, *arguments: object) -> list[float]:
-        """Run the native application. Returns the numbers in its last line."""
+    def run(self, what: str, *arguments: object) -> list[float]:
+        """Run the application. Returns the numbers in its last line."""
         argv = [
             sys.executable,
             "-m",
@@ -128,39 +157,35 @@ class GatewayAndNative:
         )
         return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
-    def cpu_of(self, work: Callable[[], float]) -> tuple[float, float]:
-        """The result of `work`, and the gateway's CPU seconds meanwhile."""
-        before = self.gateway.cpu_seconds()
-        result = work()
-        return result, self.gateway.cpu_seconds() - before
 
-
-def plan(sides: GatewayAndNative, rounds: int, mib: int) -> Iterator[Step]:
-    """All steps. The first side changes every round."""
+def plan(
+    gateways: Sequence[PulsarGateway], native: NativeRunner, rounds: int, mib: int
+) -> Iterator[Step]:
+    """All steps. Gateways and native application take turns; the first one changes every round."""
     messages = mib * (1 << 20) // MESSAGE_BYTES
     for number in range(rounds):
         ours, theirs = f"bench-{number}", f"native-{number}"
-        for pair in (
+        for step_of, native_step in (
             (
-                _produce(sides, PRODUCE, ours, mib),
-                _produce_natively(sides, PRODUCE, theirs, mib, messages),
+                partial(_produce, PRODUCE, ours, mib, 1),
+                _produce_natively(native, PRODUCE, theirs, mib, messages),
             ),
             (
-                _produce(sides, PRODUCE_FEW_PENDING, f"{ours}-few", mib),
+                partial(_produce, PRODUCE_FEW_PENDING, f"{ours}-few", mib, 1),
                 _produce_natively(
-                    sides, PRODUCE_FEW_PENDING, f"{theirs}-few", mib, messages, pending=FEW_PENDING
+                    native, PRODUCE_FEW_PENDING, f"{theirs}-few", mib, messages, pending=FEW_PENDING
                 ),
             ),
             (
-                _produce(sides, PRODUCE_PARTITIONS, f"{ours}-many", mib, PARTITIONS),
+                partial(_produce, PRODUCE_PARTITIONS, f"{ours}-many", mib, PARTITIONS),
                 _produce_natively(
-                    sides, PRODUCE_PARTITIONS, f"{theirs}-many", mib, messages, PARTITIONS
+                    native, PRODUCE_PARTITIONS, f"{theirs}-many", mib, messages, PARTITIONS
                 ),
             ),
             (
-                _produce(sides, PRODUCE_PARTITIONS_PENDING, f"{ours}-both", mib, PARTITIONS),
+                partial(_produce, PRODUCE_PARTITIONS_PENDING, f"{ours}-both", mib, PARTITIONS),
                 _produce_natively(
-                    sides,
+                    native,
                     PRODUCE_PARTITIONS_PENDING,
                     f"{theirs}-both",
                     mib,
@@ -170,34 +195,34 @@ def plan(sides: GatewayAndNative, rounds: int, mib: int) -> Iterator[Step]:
                 ),
             ),
             (
-                _fetch(sides, FETCH, ours, mib),
-                _read_natively(sides, FETCH, theirs, mib, messages, PREFETCHED),
+                partial(_fetch, FETCH, ours, mib),
+                _read_natively(native, FETCH, theirs, mib, messages, PREFETCHED),
             ),
             (
-                _fetch(sides, FETCH_FEW_PREFETCHED, ours, mib),
+                partial(_fetch, FETCH_FEW_PREFETCHED, ours, mib),
                 _read_natively(
-                    sides, FETCH_FEW_PREFETCHED, theirs, mib, messages, MAX_QUEUE_MESSAGES
+                    native, FETCH_FEW_PREFETCHED, theirs, mib, messages, MAX_QUEUE_MESSAGES
                 ),
             ),
-            (_paced(sides, f"{ours}-paced"), _pace_natively(sides, f"{theirs}-paced")),
+            (partial(_paced, f"{ours}-paced"), _pace_natively(native, f"{theirs}-paced")),
         ):
-            yield from pair if number % 2 == 0 else pair[::-1]
+            yield from in_turn([*map(step_of, gateways), native_step], number)
 
 
-def _produce(sides: GatewayAndNative, what: str, topic: str, mib: int, partitions: int = 1) -> Step:
+def _produce(what: str, topic: str, mib: int, partitions: int, gateway: PulsarGateway) -> Step:
     def run() -> Measurement:
-        bootstrap = sides.gateway.bootstrap
+        bootstrap = gateway.server.bootstrap
         clients.create(bootstrap, topic, partitions)
-        rate, seconds = sides.cpu_of(
-            lambda: clients.produce(bootstrap, topic, record_count(mib), "none")
+        rate, seconds = cpu_of(
+            gateway.server, lambda: clients.produce(bootstrap, topic, record_count(mib), "none")
         )
-        return Measurement(what, "none", BenchGateway.name, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", gateway.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{what}, {BenchGateway.name}", 3 + mib / 20, run)
+    return Step(f"{what}, {gateway.name}", 3 + mib / 20, run)
 
 
 def _produce_natively(
-    sides: GatewayAndNative,
+    native: NativeRunner,
     what: str,
     name: str,
     mib: int,
@@ -206,51 +231,53 @@ def _produce_natively(
     pending: int = PENDING,
 ) -> Step:
     def run() -> Measurement:
-        rate, seconds = sides.native(
-            "produce", sides.make_native(name, partitions), messages, MESSAGE_BYTES, pending
+        rate, seconds = native.run(
+            "produce", native.make(name, partitions), messages, MESSAGE_BYTES, pending
         )
         return Measurement(what, "none", NATIVE, seconds * 1024 / mib, rate)
 
     return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
 
 
-def _fetch(sides: GatewayAndNative, what: str, topic: str, mib: int) -> Step:
+def _fetch(what: str, topic: str, mib: int, gateway: PulsarGateway) -> Step:
     def run() -> Measurement:
-        sides.restart()
+        gateway.restart()
+        bootstrap = gateway.server.bootstrap
         # The native application's reader is open as well before it is measured, and the gateway
         # compiles the codec of a request's version when it receives the first one.
-        clients.fetch(sides.gateway.bootstrap, topic, 1, VERSION)
-        rate, seconds = sides.cpu_of(
-            lambda: clients.fetch(sides.gateway.bootstrap, topic, record_count(mib), VERSION)
+        clients.fetch(bootstrap, topic, 1, VERSION)
+        rate, seconds = cpu_of(
+            gateway.server, lambda: clients.fetch(bootstrap, topic, record_count(mib), VERSION)
         )
-        return Measurement(what, "none", BenchGateway.name, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", gateway.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{what}, {BenchGateway.name}", 5 + mib / 40, run)
+    return Step(f"{what}, {gateway.name}", 5 + mib / 40, run)
 
 
 def _read_natively(
-    sides: GatewayAndNative, what: str, name: str, mib: int, messages: int, prefetched: int
+    native: NativeRunner, what: str, name: str, mib: int, messages: int, prefetched: int
 ) -> Step:
     def run() -> Measurement:
-        rate, seconds = sides.native("read", sides.native_topic(name), messages, prefetched)
+        rate, seconds = native.run("read", native.topic(name), messages, prefetched)
         return Measurement(what, "none", NATIVE, seconds * 1024 / mib, rate)
 
     return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
 
 
-def _paced(sides: GatewayAndNative, topic: str) -> Step:
+def _paced(topic: str, gateway: PulsarGateway) -> Step:
     def run() -> Measurement:
         marks: list[float] = []
-        clients.create(sides.gateway.bootstrap, topic, 1)
+        server = gateway.server
+        clients.create(server.bootstrap, topic, 1)
         latencies = clients.produce_at_pace(
-            sides.gateway.bootstrap, topic, lambda: marks.append(sides.gateway.cpu_seconds())
+            server.bootstrap, topic, lambda: marks.append(server.cpu_seconds())
         )
         began, ended = marks
         mib = _paced_mib()
         return Measurement(
             PACED,
             "none",
-            BenchGateway.name,
+            server.name,
             (ended - began) * 1024 / mib,
             mib / clients.PACE_SECONDS,
             latencies.p50,
@@ -258,16 +285,16 @@ def _paced(sides: GatewayAndNative, topic: str) -> Step:
         )
 
     return Step(
-        f"{PACED}, {BenchGateway.name}",
+        f"{PACED}, {gateway.name}",
         3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS,
         run,
     )
 
 
-def _pace_natively(sides: GatewayAndNative, name: str) -> Step:
+def _pace_natively(native: NativeRunner, name: str) -> Step:
     def run() -> Measurement:
         numbers = (RECORD_BYTES, clients.PACE, clients.PACE_WARM_UP_SECONDS, clients.PACE_SECONDS)
-        p50, p99, rate, seconds = sides.native("pace", sides.make_native(name), *numbers)
+        p50, p99, rate, seconds = native.run("pace", native.make(name), *numbers)
         return Measurement(PACED, "none", NATIVE, seconds * 1024 / _paced_mib(), rate, p50, p99)
 
     return Step(f"{PACED}, {NATIVE}", 1 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
@@ -277,25 +304,25 @@ def _paced_mib() -> float:
     return clients.PACE * clients.PACE_SECONDS * RECORD_BYTES / (1 << 20)
 
 
-def main() -> int:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     figures: list[Measurement] = []
     with Pulsar.start(memory=options.memory, flags=jvm.SERIAL) as broker:
-        sides = GatewayAndNative(broker)
-        try:
-            # One unmeasured round warms up the JVM and the page cache.
-            for step in plan(sides, 1, min(options.mib, 64)):
+        tenant = broker.tenant()
+        starts = [partial(PulsarGateway, tenant, checkout) for checkout in checkouts(options)]
+        # One unmeasured round warms up the JVM and the page cache.
+        with running(starts) as gateways:
+            for step in plan(gateways, NativeRunner(tenant), 1, min(options.mib, 64)):
                 print(f"# warm-up: {step.run()}", file=sys.stderr)
-            sides = _replace(sides, broker)
-            steps = list(plan(sides, options.rounds, options.mib))
+        with running(starts) as gateways:
+            steps = list(plan(gateways, NativeRunner(tenant), options.rounds, options.mib))
             progress = StepProgress([step.seconds for step in steps], time.monotonic)
             for step in steps:
                 print(progress.next(step.name), file=sys.stderr)
                 figures.append(step.run())
                 print(f"# {figures[-1]}", file=sys.stderr)
-        finally:
-            sides.gateway.stop()
-    made = table(compare(figures, BenchGateway.name, NATIVE), NATIVE)
+            ours, *others = [gateway.name for gateway in gateways]
+    made = tables(figures, [ours, NATIVE, *others], NATIVE, beside=others[0] if others else None)
     print(made)
     if options.out is not None:
         options.out.write_text(
@@ -306,37 +333,34 @@ def main() -> int:
     return 0
 
 
-def _replace(sides: GatewayAndNative, broker: Pulsar) -> GatewayAndNative:
-    sides.gateway.stop()
-    return GatewayAndNative(broker)
-
-
 def _conditions(options: argparse.Namespace) -> str:
+    beside = f" --beside {options.beside}" if options.beside is not None else ""
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-pulsar ARGS="--rounds '
-        f'{options.rounds} --mib {options.mib}"`, '
+        f'{options.rounds} --mib {options.mib}{beside}"`, '
         f"Python {platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, "
         "broker and BookKeeper in one JVM on the same cores."
     )
 
 
-def _options() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench-pulsar",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="number of rounds (3)")
     parser.add_argument(
-        "--mib", type=int, default=256, help="MiB written or read in each step (256)"
+        "--mib", type=at_least_one, default=256, help="MiB written or read in each step (256)"
     )
     parser.add_argument("--memory", default="1g", help="heap and direct memory of the broker (1g)")
+    add_beside_option(parser)
     parser.add_argument(
         "--out",
         type=Path,
         help="document for the table, between its marks; by default it is only printed",
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

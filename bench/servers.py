@@ -9,15 +9,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.cluster.gateways import Gateways, leaders, metadata
 from tests.testkit.jvm import SERIAL
 from tests.testkit.kafka import G1, VERSION, Kafka
 from tests.testkit.tenant import Tenant
+
+T = TypeVar("T")
+Running = TypeVar("Running", bound="Stoppable")
 
 READY = "ready listeners="
 SHARDS = "__consumer_offsets"
@@ -48,6 +52,35 @@ class BenchServer(Protocol):
     def memory_bytes(self) -> int: ...
     def own_memory_bytes(self) -> int: ...
     def stop(self) -> None: ...
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def running(starts: Iterable[Callable[[], Running]]) -> Iterator[list[Running]]:
+    """Start servers in this order; all are stopped at the end, also if a start fails."""
+    with ExitStack() as stops:
+        servers = []
+        for start in starts:
+            servers.append(start())
+            stops.callback(servers[-1].stop)
+        yield servers
+
+
+def in_turn(sides: Sequence[T], number: int) -> Sequence[T]:
+    """The order of `sides` in round `number`: the first one changes every round.
+
+    After as many rounds as there are sides, each has had each place once.
+    """
+    first = number % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+def name_in(checkout: Path | None, name: str) -> str:
+    """Name of a gateway that runs the sources in the folder `checkout`; None for these sources."""
+    return name if checkout is None else f"{name} in {checkout.resolve().name}"
 
 
 def cpu_seconds(pid: int) -> float:
@@ -122,8 +155,7 @@ class BenchGateway:
             raise RuntimeError(f"the gateway did not start: {line!r}")
         addresses = line.removeprefix(READY).split(" ")[0].split(",")
         server = cls(process, folder, [address.partition("://")[2] for address in addresses])
-        if checkout is not None:
-            server.name = f"{cls.name} in {checkout.resolve().name}"
+        server.name = name_in(checkout, cls.name)
         return server
 
     def cpu_seconds(self) -> float:
@@ -163,25 +195,35 @@ class BenchGateway:
 class BenchCluster:
     """Gateways on one Pulsar as one server; its figures are sums."""
 
-    def __init__(self, gateways: Gateways, folder: Path, count: int) -> None:
+    def __init__(self, gateways: Gateways, folder: Path, name: str) -> None:
         self._gateways = gateways
         self._folder = folder
-        self.name = f"{count} gateway{'s' * (count > 1)} on Pulsar"
+        self.name = name
 
     @classmethod
-    def start(cls, tenant: Tenant, count: int) -> Self:
-        """Start gateways on new namespaces, and wait until each leads its share of the shards."""
+    def start(cls, tenant: Tenant, count: int, checkout: Path | None = None) -> Self:
+        """Start gateways on new namespaces, and wait until each leads its share of the shards.
+
+        `checkout` is as for `BenchGateway.start`.
+        """
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
         gateways = Gateways(folder, in_pulsar(tenant, None), count, {})
-        server = cls(gateways, folder, count)
+        server = cls(gateways, folder, cls.name_of(count, checkout))
         try:
             for node in gateways.nodes.values():
+                # A fork shares memory with other processes and has the sources of this checkout.
+                node.by_fork = False
+                node.checkout = checkout
                 node.launch()
             gateways.until(lambda: shards_led(gateways), lambda led: is_balanced(led, count))
         except BaseException:
             server.stop()
             raise
         return server
+
+    @staticmethod
+    def name_of(count: int, checkout: Path | None = None) -> str:
+        return f"{name_in(checkout, f'{count} gateway' + 's' * (count > 1))} on Pulsar"
 
     @property
     def bootstrap(self) -> str:

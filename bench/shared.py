@@ -1,6 +1,6 @@
 """`make bench-shared`: requests of several kinds on one connection, on the gateway and on Kafka.
 
-The load is created by real clients, which use the two servers in turns:
+The load is created by real clients, which use the servers in turns:
 
 - One Sarama client writes a record and waits until its consumer has read it, repeatedly ("echoes"),
   or writes records without waiting while its consumer reads them ("records"). Producer and consumer
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,9 +27,16 @@ from statistics import median, quantiles
 
 import msgspec
 
-from bench.__main__ import replace_between_marks
+from bench.__main__ import add_beside_option, checkouts, replace_between_marks
 from bench.clients import create
-from bench.servers import BenchGateway, BenchServer, KafkaServer, cpu_seconds
+from bench.servers import (
+    BenchGateway,
+    BenchServer,
+    KafkaServer,
+    cpu_seconds,
+    in_turn,
+    running,
+)
 from tests.legacy_clients.clients import Client, run, table
 from tests.legacy_clients.install import install
 
@@ -143,11 +149,7 @@ def _commits(
 
 
 def _turns(servers: Sequence[BenchServer], runs: int) -> Iterator[tuple[int, BenchServer]]:
-    return (
-        (number, server)
-        for number in range(runs)
-        for server in (servers if number % 2 == 0 else servers[::-1])
-    )
+    return ((number, server) for number in range(runs) for server in in_turn(servers, number))
 
 
 def _seconds(client: Client, verb: str, server: BenchServer, *words: str) -> list[float]:
@@ -192,16 +194,12 @@ def main() -> int:
     options = _options()
     load = SharedLoad(options.runs, options.records, options.commits, options.seconds)
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
-    with ExitStack() as running:
-        servers: list[BenchServer] = []
-        starts: list[Callable[[], BenchServer]] = [_gateway]
-        if options.beside is not None:
-            starts.append(partial(_gateway, options.beside))
-        if options.kafka:
-            starts.append(KafkaServer.start)
-        for start in starts:
-            servers.append(start())
-            running.callback(servers[-1].stop)
+    starts: list[Callable[[], BenchServer]] = [
+        partial(_gateway, checkout) for checkout in checkouts(options)
+    ]
+    if options.kafka:
+        starts.append(KafkaServer.start)
+    with running(starts) as servers:
         rows = measure(servers, load, lambda line: print(f"# {line}", file=sys.stderr))
     text = f"{_conditions(options, busy)}\n\n{markdown(rows, [server.name for server in servers])}"
     print(text)
@@ -210,7 +208,7 @@ def main() -> int:
     return 0
 
 
-def _gateway(checkout: Path | None = None) -> BenchServer:
+def _gateway(checkout: Path | None) -> BenchServer:
     arguments = ("--set", "group_initial_rebalance_delay_ms=0")
     return BenchGateway.start(subprocess.DEVNULL, arguments=arguments, checkout=checkout)
 
@@ -249,12 +247,7 @@ def _options() -> argparse.Namespace:
         help="measured time of each idle consumer, three times (20)",
     )
     parser.add_argument("--kafka", action="store_true", help="measure Apache Kafka as well")
-    parser.add_argument(
-        "--beside",
-        type=Path,
-        metavar="CHECKOUT",
-        help="measure the gateway of another checkout as well (build its extension modules first)",
-    )
+    add_beside_option(parser)
     parser.add_argument(
         "--out",
         type=Path,

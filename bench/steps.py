@@ -1,4 +1,4 @@
-"""The steps of `make bench`: warm-up, then rounds in which both servers take turns."""
+"""The steps of `make bench`: warm-up, then rounds in which the servers take turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from bench import clients
 from bench.clients import RECORD_BYTES, record_count
 from bench.measurements import Measurement
-from bench.servers import BenchServer
+from bench.servers import BenchServer, in_turn
 from tests.testkit.kafka import VERSION
 
 T = TypeVar("T")
@@ -94,12 +94,10 @@ class Step(msgspec.Struct, frozen=True):
 def plan(servers: Sequence[BenchServer], rounds: int, load: RoundLoad) -> list[Step]:
     """All steps. The servers take turns at every step, and the first one changes every round.
 
-    Both keep running from round to round.
+    All keep running from round to round.
     """
     return [
-        step
-        for number in range(rounds)
-        for step in _round(number, servers if number % 2 == 0 else servers[::-1], load)
+        step for number in range(rounds) for step in _round(number, in_turn(servers, number), load)
     ]
 
 
@@ -153,7 +151,7 @@ def _produce(
 
     def run() -> Measurement:
         clients.create(server.bootstrap, topic, partitions, SYNCED if is_synced else None)
-        rate, seconds = _cpu_of(server, lambda: _send(server, topic, load.mib, codec, load.values))
+        rate, seconds = cpu_of(server, lambda: _send(server, topic, load.mib, codec, load.values))
         return Measurement(row, codec, server.name, seconds * 1024 / load.mib, rate)
 
     return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + load.mib / _PRODUCED, run)
@@ -168,7 +166,7 @@ def _produce_small(server: BenchServer, topic: str, partitions: int) -> Step:
 
     def run() -> Measurement:
         clients.create(server.bootstrap, topic, partitions)
-        rate, seconds = _cpu_of(server, lambda: _send_small(server, topic))
+        rate, seconds = cpu_of(server, lambda: _send_small(server, topic))
         return Measurement(row, "none", server.name, seconds * 1024 / SMALL_MIB, rate)
 
     return Step(f"{row}, none, {server.name}", _START_SECONDS + SMALL_MIB / _PRODUCED_SMALL, run)
@@ -187,7 +185,7 @@ def _send_small(server: BenchServer, topic: str) -> float:
 
 def _fetch(server: BenchServer, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
     def run() -> Measurement:
-        rate, seconds = _cpu_of(
+        rate, seconds = cpu_of(
             server, lambda: clients.fetch(server.bootstrap, topic, record_count(mib), client)
         )
         return Measurement(row, codec, server.name, seconds * 1024 / mib, rate)
@@ -228,7 +226,7 @@ def _paced(server: BenchServer, topic: str, *, is_synced: bool = False) -> Step:
     )
 
 
-def _cpu_of(server: BenchServer, work: Callable[[], T]) -> tuple[T, float]:
+def cpu_of(server: BenchServer, work: Callable[[], T]) -> tuple[T, float]:
     """The result of `work`, and the CPU seconds that the server used meanwhile."""
     before = server.cpu_seconds()
     result = work()

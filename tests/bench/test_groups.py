@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from bench.clients import ClientFailed
 from bench.groups import (
     STEP_SECONDS,
+    SYNCED_KAFKA,
     GroupLoad,
     GroupsResult,
     LatencySummary,
     MemberProgram,
     measure,
+    measure_in_turns,
+    parse,
+    server_starts,
     table,
 )
-from bench.servers import BenchCluster, BenchGateway
+from bench.servers import BenchCluster, BenchGateway, KafkaServer
 from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
 from tests.testkit.cache import CannotInstall
@@ -99,3 +108,90 @@ def test_load_description_has_request_rates() -> None:
     assert str(GroupLoad(1000, 4, 8, 60)).endswith(
         "; 1,333 heartbeats and 800 commits per second for 60 s"
     )
+
+
+def result(server: str, p99: float, cores: float = 0.5, end_bytes: int = 0) -> GroupsResult:
+    took = LatencySummary(10, 0.2, p99, 17.6)
+    return GroupsResult(server, 1.0, 4.3, took, took, cores, 0.1, took, 0, 0, 0, end_bytes)
+
+
+def test_table_has_medians_and_ranges_over_the_rounds() -> None:
+    kib = LOAD.all_members * 1024
+    rounds = [
+        result("kopgate", 3.0, 0.5, 9 * kib),
+        result("kopgate in older", 8.0),
+        result("kopgate in older", 6.0),
+        result("kopgate", 2.0, 0.7, 8 * kib),
+        result("kopgate", 7.0, 0.4, 6 * kib),
+        result("kopgate in older", 7.0),
+    ]
+    ours, older = table(rounds, LOAD).splitlines()[2:]
+    latency = "0.2 (0.2-0.2) / 3.0 (2.0-7.0) / 18 (18-18)"
+    assert ours == (
+        f"| kopgate | {latency} | {latency} | 0.50 (0.40-0.70) | 1.0 (1.0-1.0) s | 4.3 (4.3-4.3) s "
+        "| 8.0 (6.0-9.0), 0.0 (0.0-0.0) for the connection |"
+    )
+    assert older.startswith("| kopgate in older | 0.2 (0.2-0.2) / 7.0 (6.0-8.0) / 18 (18-18) |")
+
+
+class OneAtATime:
+    """A server that must be the only one."""
+
+    bootstrap = "127.0.0.1:1"
+    running: str | None = None
+
+    def __init__(self, name: str) -> None:
+        assert OneAtATime.running is None
+        OneAtATime.running = self.name = name
+
+    def stop(self) -> None:
+        assert OneAtATime.running == self.name
+        OneAtATime.running = None
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def own_memory_bytes(self) -> int:
+        return 0
+
+
+STARTS: dict[str, Callable[[], OneAtATime]] = {
+    name: partial(OneAtATime, name) for name in ("a", "b", "c")
+}
+
+
+def test_servers_take_turns_and_run_one_at_a_time() -> None:
+    said: list[str] = []
+    found = measure_in_turns(STARTS, 2, lambda server: result(server.name, 1.0), said.append)
+    assert [one.server for one in found] == ["a", "b", "c", "b", "c", "a"]
+    assert said[2:4] == ["round 1, c", "round 2, b"]
+    assert OneAtATime.running is None
+
+
+def test_server_is_stopped_if_its_measurement_fails() -> None:
+    def fail(_: object) -> GroupsResult:
+        raise ClientFailed("the members exited with 1")
+
+    with pytest.raises(ClientFailed):
+        measure_in_turns(STARTS, 1, fail, lambda _: None)
+    assert OneAtATime.running is None
+
+
+def test_other_checkout_is_measured_between_this_one_and_kafka(tmp_path: Path) -> None:
+    (tmp_path / "older" / "gateway").mkdir(parents=True)
+    (tmp_path / "older" / "gateway" / "__init__.py").touch()
+    options = parse(["--kafka", "--beside", str(tmp_path / "older")])
+    kafka = [KafkaServer.name, SYNCED_KAFKA]
+    assert [*server_starts(options, None)] == ["kopgate", "kopgate in older", *kafka]
+    assert [*server_starts(parse(["--kafka"]), None)] == ["kopgate", *kafka]
+    clusters = parse(["--gateways", "1", "3", "--beside", str(tmp_path / "older")])
+    pulsar: Any = object()
+    assert [*server_starts(clusters, pulsar)] == [
+        "1 gateway on Pulsar",
+        "1 gateway in older on Pulsar",
+        "3 gateways on Pulsar",
+        "3 gateways in older on Pulsar",
+    ]

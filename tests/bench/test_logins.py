@@ -1,4 +1,6 @@
-"""The load of log-ins against a gateway, and the tables of its results."""
+"""The load of log-ins against a gateway and the memory of idle connections, and the tables of their
+results.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import pytest
 
 from bench.logins.__main__ import KINDS, LoginLoad, LoginRate, guess_table, rate_table
 from bench.logins.guesses import GuessTimes, measure_guesses, probability_of_longer
+from bench.logins.idle import IdleMemory, measure, table
 from bench.logins.login_servers import login_servers
 from bench.logins.sasl_client import TOKENS
 
@@ -52,8 +55,23 @@ def test_table_of_rates_has_medians_and_ranges() -> None:
 
 def test_table_of_guesses_has_percentiles_and_the_effect() -> None:
     slow, quick = [0.002] * 10, [0.001] * 10
-    table = guess_table([GuessTimes("PLAIN", [slow], [quick])])
+    made = guess_table([GuessTimes("PLAIN", [slow], [quick])])
     # The standard deviation of the probability is (21 / 1200) ** 0.5 = 0.132.
-    assert table.splitlines()[2] == (
+    assert made.splitlines()[2] == (
         "| PLAIN | 1 | 2.00 / 2.00 | 1.00 / 1.00 | 1.000 (0.5 +- 0.259) |"
     )
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_clients_connect_and_are_served(has_tls: bool) -> None:
+    found = measure("some", 20, has_tls=has_tls, has_traffic_log=not has_tls, settle_seconds=0)
+    assert found.connections == 20
+
+
+def test_memory_is_shown_in_kib() -> None:
+    assert table([IdleMemory("TLS", 2_000, 1024.0, 2560.0)]).splitlines() == [
+        "| connections | number | KiB each, connected | KiB each, after the requests |",
+        "| --- | --- | --- | --- |",
+        "| TLS | 2,000 | 1.0 | 2.5 |",
+    ]

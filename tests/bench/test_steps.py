@@ -78,6 +78,15 @@ def test_first_server_alternates_between_rounds() -> None:
     assert [name[-1] for name in names(3, "none", partitions=(1,))[::14]] == ["a", "b", "a"]
 
 
+def test_three_servers_take_turns_within_one_round() -> None:
+    load = RoundLoad(100, ("none",), (6,), (1,), only_small=True)
+    servers = [Idle("ours"), Idle("Kafka"), Idle("older")]
+    assert [step.name.rpartition(", ")[2] for step in plan(servers, 2, load)] == [
+        *("ours", "Kafka", "older"),
+        *("Kafka", "older", "ours"),
+    ]
+
+
 def test_zstd_is_fetched_by_clients_that_support_it() -> None:
     assert [name for name in names(1, "zstd") if name.startswith("fetch")] == [
         "fetch, as stored, zstd, a",

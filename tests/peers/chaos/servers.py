@@ -45,10 +45,11 @@ class GatewayDied(Exception):
 class RestartableGateway:
     """`store` are the command-line arguments for the store; `settings` are passed with --set.
 
-    `by_fork` is that of `start_gateway`.
+    `by_fork` and `checkout` are those of `start_gateway`.
     """
 
     by_fork: bool | None = None
+    checkout: Path | None = None
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class RestartableGateway:
         """Start the gateway and wait until it is ready."""
         with self._log.open("a") as errors:
             self._process = process = start_gateway(
-                [*self._argv, *arguments], errors, by_fork=self.by_fork
+                [*self._argv, *arguments], errors, checkout=self.checkout, by_fork=self.by_fork
             )
         assert process.stdout
         overdue = threading.Timer(START_SECONDS, process.kill)

@@ -41,22 +41,25 @@ def start_gateway(
     *,
     within: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    checkout: Path | None = None,
     by_fork: bool | None = None,
 ) -> subprocess.Popen[str]:
     """Start `kopgate` with these arguments; stdout is a pipe.
 
-    `environment` is added to that of the tests, and `within` is a command that runs the command
-    line. By default, the process is a new interpreter with one of them, and a fork without. A fork
-    has all variables; of those that are read before `main`, only LD_PRELOAD has an effect.
+    `environment` is added to that of the tests, `within` is a command that runs the command line,
+    and `checkout` is the folder of the sources to run, by default these. By default, the process is
+    a new interpreter with one of them, and a fork without. A fork has all variables; of those that
+    are read before `main`, only LD_PRELOAD has an effect. A fork always runs these sources.
     """
     if by_fork is None:
-        by_fork = not within and not environment
+        by_fork = not within and not environment and checkout is None
     return (_ForkedProcess if by_fork else subprocess.Popen)(
         [*within, sys.executable, "-m", "gateway", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
+        cwd=checkout,
         env={**os.environ, **(environment or {})},
     )
 

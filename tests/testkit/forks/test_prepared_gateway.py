@@ -72,6 +72,16 @@ def test_exit_code_and_output_of_another_command(by_fork, monkeypatch):
     )
 
 
+def test_sources_of_another_checkout_run_in_their_folder(tmp_path):
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "__init__.py").touch()
+    (tmp_path / "gateway" / "__main__.py").write_text(
+        "import os, sys; print(os.getcwd(), sys.argv[1])"
+    )
+    with start_gateway(["serve"], subprocess.PIPE, checkout=tmp_path) as process:
+        assert process.communicate(timeout=STOP_SECONDS)[0] == f"{tmp_path} serve\n"
+
+
 def test_signal_that_killed_a_fork_is_its_exit_code(tmp_path):
     with gateway(tmp_path) as started:
         pid = started.process.pid
