@@ -29,7 +29,7 @@ cdef extern from "_crc32.h":
 kopgate_crc32_init()
 
 #: Version of the functions' signatures; `compiled.py` expects the same number.
-INTERFACE = 10
+INTERFACE = 11
 
 cdef enum:
     HEADER_BYTES = 61

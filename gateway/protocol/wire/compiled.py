@@ -18,7 +18,7 @@ from storage.log import Buffer
 KERNEL = "python"
 """The implementation in use: "cython" or "python"."""
 
-_INTERFACE = 10
+_INTERFACE = 11
 """The version of the functions' signatures. It must equal INTERFACE of the compiled module (1 if
 it has none), and changes with any of them."""
 
