@@ -52,7 +52,7 @@ MAY_IMPORT = {
     },
     "gateway/net": {
         "gateway/protocol", "gateway/broker.py", "gateway/traffic", "gateway/settings",
-        "gateway/protocol/wire", FLOW_CONTROL, ERRORS, BASICS, "auth", "storage",
+        "gateway/protocol/wire", FLOW_CONTROL, BASICS, "auth", "storage",
     },
     "gateway/handlers": {
         "gateway/protocol", "gateway/security", "gateway/fetch", "gateway/groups", "gateway/topics",

@@ -23,7 +23,6 @@ from gateway.net.flow_control import ConnectionFlow, LoginBudget, MemoryBudget
 from gateway.net.framing import FrameSplitter
 from gateway.net.transport import HALF_CLOSE_SECONDS, TcpConnection, acknowledge, no_delay
 from gateway.protocol.dispatch import Dispatch
-from gateway.protocol.errors import Refused
 from gateway.protocol.session import LoginSession, SessionLifetime, log_failed_login
 from gateway.protocol.wire.compiled import ConnectionState
 from gateway.traffic.client_identity import PeerAddress
@@ -150,13 +149,7 @@ class KafkaConnection(ConnectionState, Protocol):
             return
         self.last_active = self._clock.seconds()
         splitter = self._splitter
-        try:
-            frames = splitter.feed(chunk)
-        except Refused as refusal:
-            self._traffic.closing("error:frame")
-            self._dispatch.log_refusal(str(refusal))
-            self.abort()
-            return
+        frames = splitter.feed(chunk)
         partial_bytes = splitter.partial_bytes
         if partial_bytes or self._has_partial_frame:
             if not partial_bytes:
@@ -174,6 +167,13 @@ class KafkaConnection(ConnectionState, Protocol):
         if partial_bytes:
             self._dispatch.partial_frame_received(self._splitter.partial_start)
         self._flow.pause_if_over_limit()
+        if splitter.refusal is not None and not self.session.is_closed:
+            # As in Kafka, requests before the invalid length are served, also those that arrived in
+            # one chunk with it.
+            self._is_closing = True
+            self._traffic.closing("error:frame")
+            self._dispatch.log_refusal(splitter.refusal)
+            self.abort()
 
     def dataReceived(self, data: bytes) -> None:
         """Handle decrypted bytes of a TLS connection."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from struct import Struct
 
-from gateway.protocol.errors import Refused
 from gateway.protocol.wire import compiled
 
 _LENGTH = Struct(">i")
@@ -20,10 +19,11 @@ class FrameSplitter:
 
     `limit` is the largest length in bytes. It may change between calls: it is small before a login
     and large after it. `partial_bytes` is how much was received of an incomplete frame, including
-    its length field; 0 if there is none.
+    its length field; 0 if there is none. `refusal` is why the stream cannot be split further: a
+    length is negative or above the limit. The frames before it are valid.
     """
 
-    __slots__ = ("_frame", "_prefix", "_remaining", "limit", "partial_bytes")
+    __slots__ = ("_frame", "_prefix", "_remaining", "limit", "partial_bytes", "refusal")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -31,6 +31,7 @@ class FrameSplitter:
         self._frame = bytearray()
         self._remaining = 0
         self.partial_bytes = 0
+        self.refusal: str | None = None
 
     @property
     def partial_start(self) -> bytes:
@@ -43,10 +44,7 @@ class FrameSplitter:
         self.partial_bytes = 0
 
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
-        """Return the frames that `chunk` completes, in order.
-
-        Raises Refused if a length is negative or above the limit.
-        """
+        """Return the frames that `chunk` completes, in order, up to an invalid length."""
         frames: list[bytearray] = []
         position = 0
         if not self.partial_bytes:
@@ -78,7 +76,8 @@ class FrameSplitter:
                 (length,) = _LENGTH.unpack_from(view, position)
                 position += 4
             if not 0 <= length <= self.limit:
-                raise Refused(f"frame length {length} is outside 0..{self.limit}")
+                self.refusal = f"frame length {length} is outside 0..{self.limit}"
+                break
             if length <= end - position:
                 frames.append(bytearray(view[position : position + length]))
                 position += length

@@ -714,6 +714,11 @@ class Dispatch(DispatchState):
                 api_key=request.api_key,
                 version=request.version,
             )
+        if self._ready_bytes:
+            # Replies to requests before this one, which may have arrived in one chunk with it. A
+            # reply to this request is not sent: there may be one if the failure is a bug.
+            request.reply = None
+            self._send()
         # Do not start the queued requests.
         self._session.end()
         self._transport.abort()

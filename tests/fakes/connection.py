@@ -152,6 +152,8 @@ class MemoryClient:
 
     # ReplyTransport
     def write(self, buffers: list[Any]) -> None:
+        if self.is_aborted:
+            return
         self.writes += 1
         self.written += [bytes(buffer) for buffer in buffers]
 

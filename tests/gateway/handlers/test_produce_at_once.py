@@ -1,25 +1,16 @@
-"""Produce requests have the same effects whether they are served at once or step by step.
+"""Produce requests that compiled code decodes, checks and queues without awaiting anything.
 
-A plain request is decoded and checked by compiled code and queued without awaiting anything. Every
-other one, and every one without the compiled code, passes through coroutines and Python codecs.
+Every other one, and every one without the compiled code, passes through coroutines and Python
+codecs. `tests/gateway/net/test_produce_implementations.py` compares the effects of both.
 """
 
 from __future__ import annotations
 
 import gc
-import uuid
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import count
-from random import Random
-from struct import pack_into
 from typing import Any
 
 import pytest
-from crc32c import crc32c
-from hypothesis import given
-from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 
 from gateway.configs.topic_configs import effective_config
@@ -32,61 +23,20 @@ from gateway.protocol.dispatch import (
     MAX_REQUESTS_PER_TURN,
     MAX_TURN_SECONDS,
 )
-from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode
 from gateway.protocol.in_flight import InFlightRequest
 from gateway.protocol.wire import compiled
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import read_header
-from gateway.topics.registry import Topics
 from gateway.topics.topic_state import TopicState
 from gateway.traffic.recorder import Recorder
 from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import MemoryClient, request, versions
 from tests.fakes.traffic import TrafficScenario
 from tests.gateway.handlers.handler_calls import decode_response
+from tests.gateway.net.produce_traffic import TOPICS, SentPartition, Topic
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.records.record_sets import batch, old_set
-
-Topic = CodecRequest.TopicProduceData
-SentPartition = Topic.PartitionProduceData
-
-#: Topics with their configs, in the order of their creation. "absent" does not exist.
-TOPICS: dict[str, dict[str, str]] = {
-    "orders": {},
-    "stamped": {"message_timestamp_type": "LogAppendTime"},
-    "compacted": {"cleanup_policy": "compact"},
-    "small": {"max_message_bytes": "100"},
-}
-NAMES = (*TOPICS, "absent", "__consumer_offsets")
-PARTITIONS = 2
-#: The store holds, completes, refuses and accepts writes; the topic "orders" is created again.
-EVENTS = ["hold", *["release"] * 2, "refuse", *["accept"] * 2, "create again", "wait"]
-
-
-def record_set(random: Random) -> bytes | None:
-    """Mostly valid batches, of a few producers with few sequences, so that some are repeated."""
-    kind = random.choice(["batch"] * 8 + ["mutated", "old", "transactional", "none"])
-    if kind == "none":
-        return random.choice([None, b""])
-    if kind == "old":
-        return bytes(old_set(2, magic=random.choice([0, 1])))
-    producer = random.choice(
-        [(-1, -1, -1), (random.choice([7, 8]), random.choice([0, 0, 1]), random.randrange(5))]
-    )
-    records = bytearray(
-        batch(
-            random.randint(1, 3),
-            producer=producer,
-            codec=random.choice([0, 0, 1, 4]),
-            timestamp=random.choice([1_600_000_000_000, -1]),
-            is_transactional=kind == "transactional",
-        )
-    )
-    if kind == "mutated":
-        records[random.randrange(len(records))] ^= random.randint(1, 255)
-        if random.random() < 0.5:
-            pack_into(">I", records, 17, crc32c(bytes(records[21:])))
-    return bytes(records)
 
 
 def plain_request(name: str, records: bytes, version: int = 11) -> CodecRequest:
@@ -100,146 +50,6 @@ def plain_request(name: str, records: bytes, version: int = 11) -> CodecRequest:
             )
         ],
     )
-
-
-def header_of(random: Random) -> tuple[int, str | None]:
-    """A version of Produce and a client id."""
-    return random.choice([*range(14), *range(3, 14)]), random.choice(["me", "you", None])
-
-
-def frame(random: Random, header: tuple[int, str | None]) -> bytes:
-    version, client_id = header
-    topics = [
-        Topic(
-            version=version,
-            name=name if version < 13 else None,
-            topic_id=None if version < 13 else uuid.UUID(int=NAMES.index(name) + 1),
-            partition_data=[
-                SentPartition(index=random.choice([0, 0, 0, 1, 1, 2]), records=record_set(random))
-                for _ in range(random.choice([1, 1, 2]))
-            ],
-        )
-        for name in random.choices(NAMES[:4] * 3 + NAMES, k=random.choice([1, 1, 2]))
-    ]
-    asked = CodecRequest(
-        version=version,
-        transactional_id=random.choice([None] * 9 + ["tx"]) if version >= 3 else None,
-        acks=random.choice([-1] * 8 + [1] * 4 + [0, 2]),
-        timeout_ms=random.choice([1000, 1000, 0]),
-        topic_data=topics,
-    )
-    return request(asked, correlation_id=random.randrange(1 << 31), client_id=client_id)
-
-
-def some_events(random: Random) -> list[list[bytes] | str]:
-    """What happens to a connection: frames arrive in one read, or the store or the clock moves.
-
-    Most frames have the header of the frame before them.
-    """
-    header = header_of(random)
-
-    def next_frame() -> bytes:
-        nonlocal header
-        if random.random() < 0.2:
-            header = header_of(random)
-        return frame(random, header)
-
-    return [
-        [next_frame() for _ in range(random.randint(1, 4))]
-        if random.random() < 0.7
-        else random.choice(EVENTS)
-        for _ in range(8)
-    ]
-
-
-async def create_again(topics: Topics) -> None:
-    """Delete the topic "orders", and create it again."""
-    with suppress(KafkaError):
-        await topics.delete(topics.require("orders"))
-        await topics.create("orders", PARTITIONS, {})
-
-
-SETTINGS: Sequence[dict[str, Any]] = (
-    {},
-    {},
-    {"authorizer": "acls"},
-    {"authorizer": "acls", "allow_everyone_if_no_acl_found": True},
-)
-
-
-def effects(
-    events: list[list[bytes] | str],
-    settings: dict[str, Any],
-    *,
-    has_quota: bool,
-    is_open: bool,
-    at_once: bool,
-) -> dict[str, Any]:
-    """What the events leave behind: replies, logs, producer states, traffic rows and counters."""
-    with pytest.MonkeyPatch.context() as patch:
-        use("cython" if at_once else "python", patch)
-        ids = count(1)
-        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(ids)))
-        scenario = TrafficScenario(**settings)
-        env = scenario.env
-        for name, configs in TOPICS.items():
-            env.topic(name, PARTITIONS, **configs)
-            for index in range(PARTITIONS if is_open else 0):
-                env.partition(name, index)
-        if has_quota:
-            env.set_quota("producer_byte_rate", 500.0, client_id="me")
-        client = scenario.connect()
-        replies = []
-        for event in events:
-            match event:
-                case "hold":
-                    env.store.hold()
-                case "release":
-                    env.store.release()
-                case "refuse" | "accept":
-                    env.store.refuse_writes = event == "refuse"
-                case "create again":
-                    env.background(create_again(env.broker.topics))
-                case "wait":
-                    env.clock.advance(1.2)
-                case arrived:
-                    client.send(*arrived)
-            replies.append(client.receive())
-        env.store.refuse_writes = False
-        env.store.release()
-        env.clock.advance(100.0)
-        replies.append(client.receive())
-        scenario.disconnect(client)
-        topics = [name for name in TOPICS if env.broker.topics.get(name)]
-        partitions = [env.partition(name, n) for name in topics for n in range(PARTITIONS)]
-        return {
-            "replies": replies,
-            "entries": [
-                [(e.base_offset, e.last_offset, e.max_timestamp, bytes(e.payload)) for e in entries]
-                for entries in (one.log.read_resident(0, 1 << 30) for one in partitions)
-            ],
-            "producers": [one.snapshot() for one in partitions],
-            # The CPU time of conversions is measured, and the order of the rows does not matter.
-            "rows": sorted(
-                str({**row, "conversion_cpu_us": 0, "sequence": 0}) for row in scenario.kept.rows
-            ),
-            "is_aborted": client.is_aborted,
-            "in flight": (client.budget.used, [one.in_flight for one in partitions]),
-            "bugs": env.bugs,
-        }
-
-
-@given(seed=st.integers(0, (1 << 32) - 1))
-def test_requests_plain_context_have_the_same_effects(seed: int) -> None:
-    random = Random(seed)
-    events, settings = some_events(random), random.choice(SETTINGS)
-    has_quota, is_open = random.random() < 0.3, random.random() < 0.8
-    at_once, in_steps = (
-        effects(events, settings, has_quota=has_quota, is_open=is_open, at_once=at_once)
-        for at_once in (True, False)
-    )
-    for name, effect in in_steps.items():
-        assert at_once[name] == effect, name
 
 
 @pytest.mark.parametrize(

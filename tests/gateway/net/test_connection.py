@@ -632,6 +632,19 @@ def test_traffic_log_records_drain_and_malformed_frame(told):
     assert told.reasons == ["error:frame"]
 
 
+def test_requests_before_an_invalid_length_are_served(caplog):
+    connection = FakeListener().connect()
+    chunk = framed(versions(correlation_id=7)) + struct.pack(">i", -1) + framed(versions())
+    receive(connection, chunk)
+    sent = connection.transport.value()
+    assert struct.unpack_from(">ii", sent) == (len(sent) - 4, 7)
+    assert connection.transport.is_aborted
+    (refused,) = caplog.records
+    assert dict(refused.fields)["reason"].startswith("frame length -1 is outside")
+    receive(connection, framed(versions()))
+    assert connection.transport.value() == sent
+
+
 def test_traffic_log_records_stalled_reader(told):
     listener, connection = watched(told)
     raw = TcpConnection.__new__(TcpConnection)

@@ -20,10 +20,11 @@ from twisted.internet.task import LoopingCall, deferLater
 from gateway.net.connection import KafkaConnection
 from gateway.net.flow_control import LoginBudget, MemoryBudget, OutgoingBytes
 from gateway.net.transport import Port
+from gateway.partitions.partition import Partition
 from gateway.protocol.long_poll import MIN_WAIT_SECONDS
 from gateway.protocol.wire.header import read_header
 from tests.fakes.broker import open_environment
-from tests.fakes.connection import produce_request, request
+from tests.fakes.connection import MemoryClient, produce_request, request
 from tests.gateway.protocol.wire.implementations import IMPLEMENTATIONS, use
 from tests.testkit.settle import settle
 
@@ -145,16 +146,39 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     settle(made.close())
 
 
+def effects_of(partition: Partition) -> tuple[Any, ...]:
+    entries = [
+        (entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(entry.payload))
+        for entry in partition.log.read_resident(0, 1 << 30) or ()
+    ]
+    return entries, partition.unsaved_batches, partition.unsaved_bytes, partition.snapshot()
+
+
+def served_alone(requests: list[bytes]) -> tuple[list[bytes], tuple[Any, ...]]:
+    """The replies to requests that arrive one by one, and their effects, in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        use("python", patch)
+        env = open_environment()
+        env.topic("orders")
+        client = MemoryClient(broker=env.broker, listener="PLAINTEXT")
+        found: list[bytes] = []
+        for one in requests:
+            client.send(one[4:])
+            found += client.receive()
+        return found, effects_of(env.partition("orders"))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("seed", range(3))
 @ensureDeferred
 async def test_requests_are_answered_however_their_bytes_arrive(
     gateway: Gateway, implementation: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(implementation, monkeypatch)
     random = Random(seed)
     requests = [produce(number, random.choice([1, 1, 300])) for number in range(200)]
     stream = b"".join(requests)
+    expected = served_alone(requests)
+    use(implementation, monkeypatch)
     client = await gateway.connect()
     position = 0
     while position < len(stream):
@@ -165,8 +189,7 @@ async def test_requests_are_answered_however_their_bytes_arrive(
             await deferLater(reactor, 0)
     found = await replies(client, len(requests))
     assert correlation_ids(found) == list(range(len(requests)))
-    entries = gateway.partition.log.read_resident(0, 1 << 30)
-    assert len(entries) == len(requests)
+    assert (found, effects_of(gateway.partition)) == expected
 
 
 @ensureDeferred

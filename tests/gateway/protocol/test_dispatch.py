@@ -535,6 +535,15 @@ def test_refusal_logs_one_line_and_closes_connection(client, handlers, caplog):
     }
 
 
+@pytest.mark.parametrize("failure", [Refused("not stored"), ZeroDivisionError()])
+def test_replies_to_requests_before_a_failed_one_are_sent(client, handlers, failure):
+    """Otherwise it would depend on how many requests arrive in one chunk."""
+    handlers.answers[b"p2"] = failure
+    client.send(produce(b"p1"), produce(b"p2"))
+    assert client.is_aborted
+    assert [frame[4:] for frame in client.receive()] == [b"p1"]
+
+
 @pytest.mark.parametrize(
     "failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")]
 )
