@@ -1,6 +1,12 @@
 """Extension modules. They are optional: without a C compiler the pure Python versions are used."""
 
+import os
+
 from setuptools import Extension, setup
+
+#: CFLAGS in the environment replace those of Python, which have the last two. `make sanitize` has
+#: others.
+FLAGS = os.environ.get("KOPGATE_COMPILER_FLAGS", "-O3 -fwrapv -DNDEBUG").split()
 
 setup(
     # Compilers run beside each other.
@@ -18,7 +24,7 @@ setup(
                 "records/_snappy.pxi",
             ],
             include_dirs=["records"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
@@ -34,47 +40,47 @@ setup(
                 "gateway/protocol/wire/_repeated.pxi",
             ],
             include_dirs=["records"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "gateway._reactor",
             ["gateway/_reactor.pyx"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "gateway.fetch._entry_loops",
             ["gateway/fetch/_entry_loops.pyx"],
             depends=["storage/_log.pxd"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "gateway.fetch._reading",
             ["gateway/fetch/_reading.pyx"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "storage._bridge",
             ["storage/_bridge.pyx"],
             depends=["storage/_bridge.pxd"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "storage._log",
             ["storage/_log.pyx"],
             depends=["storage/_log.pxd"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
             "storage._files",
             ["storage/_files.pyx"],
             depends=["storage/_files.pxd", "storage/_log.pxd"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
@@ -90,7 +96,7 @@ setup(
                 "storage/lmdb/_nowait.h",
             ],
             include_dirs=["records", "storage/lmdb"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
         Extension(
@@ -104,7 +110,7 @@ setup(
                 "storage/pulsar/client/_received.pxi",
             ],
             include_dirs=["storage/pulsar/client"],
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
             optional=True,
         ),
     ],
