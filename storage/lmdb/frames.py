@@ -62,6 +62,9 @@ TABLE_ROW = Struct(">II")
 
 DELETED = (1 << 32) - 1
 
+MAX_OFFSET = (1 << 63) - 1
+"""An entry ends before it: the end of a log is an offset of Kafka, too."""
+
 
 class SegmentHeader(NamedTuple):
     """`previous_end` is where the segment `previous` ends, all of it durable. What that has behind
@@ -119,17 +122,18 @@ def encode_table_rows(rows: Mapping[bytes, bytes | None]) -> bytes:
     return b"".join(parts)
 
 
-def decode_table_rows(payload: bytes) -> dict[bytes, bytes | None]:
+def decode_table_rows(payload: bytes) -> dict[bytes, bytes | None] | None:
+    """The rows in the payload of a frame; None if it has none, in spite of its checksum."""
     rows: dict[bytes, bytes | None] = {}
     position = 0
-    while position < len(payload):
+    while position + TABLE_ROW.size <= len(payload):
         key_size, size = TABLE_ROW.unpack_from(payload, position)
         start = position + TABLE_ROW.size + key_size
         position = start if size == DELETED else start + size
         rows[payload[start - key_size : start]] = (
             None if size == DELETED else payload[start:position]
         )
-    return rows
+    return rows if position == len(payload) else None
 
 
 def encode_append(
@@ -330,7 +334,7 @@ def parse(mark: bytes, segment: int, data: Buffer, position: int, durable_to: in
 
 def _frame_at(mark: bytes, segment: int, data: Buffer, position: int) -> FrameAt | None:
     frame = decode_frame(mark, segment, position, data, position)
-    if frame is None:
+    if frame is None or not frame.base_offset <= frame.last_offset < MAX_OFFSET:
         return None
     return FrameAt(frame, position, has_payload(frame, data, position))
 

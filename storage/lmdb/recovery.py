@@ -335,7 +335,7 @@ def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[Tai
     for segment, frame, at, is_intact in found:
         if frame.log_id != TABLES_LOG_ID:
             continue
-        rows: dict[bytes, bytes | None] = {}
+        rows: dict[bytes, bytes | None] | None = None
         number, expected = frame.base_offset, state.next_table_write
         if number < committed:
             # The journal refused this frame, and could not cut it off. Its rows were committed at
@@ -348,19 +348,19 @@ def recover_table_rows(journal: Journal, state: WriterState, found: Sequence[Tai
                 at,
             )
         else:
-            if number > expected or not is_intact:
+            if is_intact:
+                rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
+            if number > expected or rows is None:
                 log.error(
                     "%d writes to tables are lost, because the journal in %s is damaged, segment "
                     "%d before %d: the rows that they changed have older values",
-                    max(number - expected, 0) + (not is_intact),
+                    max(number - expected, 0) + (rows is None),
                     journal.directory,
                     segment,
                     at + FRAME.size + frame.size,
                 )
-            if is_intact:
-                rows = decode_table_rows(journal.read(segment, at + FRAME.size, frame.size))
             state.next_table_write = max(expected, number + 1)
-        state.pending.add_table_rows(rows, segment, frame.size)
+        state.pending.add_table_rows(rows or {}, segment, frame.size)
 
 
 def review_files(journal: Journal, state: WriterState) -> None:

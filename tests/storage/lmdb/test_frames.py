@@ -81,6 +81,15 @@ def test_frame_counts_only_at_its_place() -> None:
     assert decode_frame(b"another!", 8, 9, header) is None
 
 
+@pytest.mark.parametrize(("base", "last"), [(5, 4), (0, (1 << 63) - 1), (1 << 63, 1 << 63)])
+def test_frame_with_impossible_offsets_is_damage(base: int, last: int) -> None:
+    payload = b"payload"
+    frame = Frame(crc32(payload), len(payload), 0, IS_LAST, 1, base, last, -1)
+    data = encode_frame(MARK, SEGMENT, 0, frame) + payload
+    later = framed(len(data), b"later", len(data))
+    assert positions(parse(MARK, SEGMENT, data + later, 0).found) == [(0, len(data)), len(data)]
+
+
 def test_layout_of_segment_header_is_fixed() -> None:
     header = encode_segment_header(MARK, SegmentHeader(1, 2, 3))
     assert header[:16] == b"kopgate1" + MARK
@@ -445,6 +454,11 @@ ROW_KEYS = st.binary(min_size=1, max_size=484)
 @given(st.dictionaries(ROW_KEYS, st.none() | st.binary(max_size=300), max_size=8))
 def test_table_rows_are_read_as_they_were_written(rows: dict[bytes, bytes | None]) -> None:
     assert decode_table_rows(encode_table_rows(rows)) == rows
+
+
+@pytest.mark.parametrize("payload", [b"short", bytes(15), bytes.fromhex("00000002 ffffffff 6b")])
+def test_other_bytes_are_no_table_rows(payload: bytes) -> None:
+    assert decode_table_rows(payload) is None
 
 
 def test_table_rows_have_the_documented_layout() -> None:

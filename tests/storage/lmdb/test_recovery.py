@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 from pathlib import Path
+from zlib import crc32
 
 import lmdb
 import pytest
@@ -15,7 +16,16 @@ from storage.files import DiskFiles
 from storage.lmdb import LmdbStore, writer
 from storage.lmdb import store as lmdb_store
 from storage.lmdb.environment import LmdbEnvironment
-from storage.lmdb.frames import FRAME, SEGMENT_HEADER, SegmentHeader, encode_segment_header
+from storage.lmdb.frames import (
+    FRAME,
+    IS_LAST,
+    SEGMENT_HEADER,
+    TABLES_LOG_ID,
+    Frame,
+    SegmentHeader,
+    encode_frame,
+    encode_segment_header,
+)
 from storage.lmdb.layout import DATABASES, INLINE_SLOT, U64
 from storage.lmdb.write_burst import Task
 from storage.lmdb.writer import begin_transaction
@@ -421,6 +431,24 @@ async def test_torn_last_write_is_cut_and_its_offsets_are_used_again(
     await append(log, 2)
     assert bases(await everything(log)) == [0, 1, 2, 3]
     assert "damaged" not in caplog.text
+
+
+@ensureDeferred
+async def test_frame_that_has_no_table_rows_is_reported_and_passed(
+    open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opened(open_store)
+    await append(await store.log("orders", 0), 1)
+    await store.close()
+    forget_index(directory)
+    payload, at = b"payload", SEGMENT_HEADER.size + FRAME_BYTES
+    frame = Frame(crc32(payload), len(payload), at, IS_LAST, TABLES_LOG_ID, 0, 0, -1)
+    contents = segment(directory).read_bytes()[:at]
+    header = encode_frame(log_mark(directory), 1, at, frame)
+    segment(directory).write_bytes(contents + header + payload)
+    again = await opened(open_store)
+    assert "1 writes to tables are lost" in caplog.text
+    assert bases(await everything(await again.log("orders", 0))) == [0]
 
 
 @ensureDeferred
