@@ -178,7 +178,11 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         parsed = parse(journal.mark, segment, data, start, durable_to)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
         appends, at = whole_appends(parsed, start)
-        if segment == segments[-1] and not _is_end_readable(journal, segment, data, unreadable, at):
+        if segment == segments[-1] and (
+            not _is_end_readable(journal, segment, data, unreadable, at)
+            # What would be cut off may prove that what was damaged had been durable.
+            or any(isinstance(one, Damage) or not one.is_intact for one in parsed.found)
+        ):
             is_left = True
         found += [TailFrame(segment, *one) for one in appends]
         end = Place(segment, at)
@@ -203,7 +207,7 @@ def _is_end_readable(
         return False
     if data[at:].strip(b"\0"):
         log.info(
-            "segment %d of the journal in %s has an interrupted write at %d, which is cut off",
+            "segment %d of the journal in %s has an interrupted write at %d, which is ignored",
             segment,
             journal.directory,
             at,

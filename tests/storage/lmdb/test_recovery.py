@@ -434,6 +434,29 @@ async def test_torn_last_write_is_cut_and_its_offsets_are_used_again(
 
 
 @ensureDeferred
+async def test_entries_behind_damage_are_recovered_again_if_an_interrupted_append_followed(
+    open_store: Opener, directory: Path
+) -> None:
+    """Only the interrupted append says that the damaged bytes were durable."""
+    store = await opened(open_store)
+    log = await store.log("orders", 0)
+    burst = [log.append([sized(base, SIZE)]) for base in range(2)]
+    for appended in burst:
+        await appended
+    await log.append([sized(base, SIZE) for base in range(2, 4)])
+    await store.close()
+    damage(segment(directory), SEGMENT_HEADER.size + FRAME.size)
+    damage(segment(directory), SEGMENT_HEADER.size + 3 * FRAME_BYTES + FRAME.size)
+    for _ in range(2):
+        forget_index(directory)
+        store = await opened(open_store)
+        log = await store.log("orders", 0)
+        assert log.end_offset == 2
+        assert bases(await log.read(1, SIZE)) == [1]
+        await store.close()
+
+
+@ensureDeferred
 async def test_frame_that_has_no_table_rows_is_reported_and_passed(
     open_store: Opener, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
