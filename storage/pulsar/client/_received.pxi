@@ -12,11 +12,11 @@ cdef int read_numbers(const char* at, int64_t* numbers) noexcept nogil:
         negative = at[0] == c"-"
         at += negative
         value = digits = 0
-        while c"0" <= at[0] <= c"9":
+        while c"0" <= at[0] <= c"9" and digits < DIGITS:
             value = 10 * value + (at[0] - c"0")
             digits += 1
             at += 1
-        if digits == 0 or digits > DIGITS or count == HEADER_NUMBERS:
+        if digits == 0 or count == HEADER_NUMBERS:
             return 0
         if digits > 1 and at[-digits] == c"0":
             return 0

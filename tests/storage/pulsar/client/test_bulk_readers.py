@@ -74,6 +74,7 @@ def test_compiled_module_reads_headers_of_the_store(compiled, one):
         b"[1,0,0,-1,0,0,-1,0]",
         b"[1,00,0,-1,0,0]",
         b"[1,0,0,-1,0,0,-1,1,0,0]",
+        b"[1,0,0,-1,0," + b"9" * 400 + b"]",
     ],
 )
 def test_header_of_another_writer_is_none(compiled, text):
