@@ -30,6 +30,7 @@ from compat.message_sets import (
 from compat.message_sets.down_conversion import convert_single
 from records import RecordsError, _pure, empty_batch
 from records.codec_libraries import find_gzip_functions, find_snappy_functions
+from tests.fuzz.buffers import exact
 
 LIMIT = 1 << 20
 
@@ -134,7 +135,7 @@ def whole_batches(payload: bytes) -> None:
     if not payload or kernel is None:
         return
     magic = payload[0] & 1
-    content = repaired(payload[1:])
+    content = exact(repaired(payload[1:]))
     (made,) = kernel.down_all((content,), magic, LIMIT)
     if made is not None:
         ordinary = convert_single(content, magic, LIMIT)
@@ -147,7 +148,7 @@ def whole_batches(payload: bytes) -> None:
         assert run[0] == made + made
     # Lengths that the checksums do not protect.
     kernel.down_run(
-        (payload[1:],), payload[0] // 2 % 4, magic, len(payload), 100, True, LIMIT, LIMIT
+        (exact(payload[1:]),), payload[0] // 2 % 4, magic, len(payload), 100, True, LIMIT, LIMIT
     )
 
 
@@ -175,7 +176,7 @@ def _outcome(
     function: Callable[..., object], content: bytes, arguments: tuple[object, ...]
 ) -> object:
     """The result or exception, and the final contents of the buffer."""
-    buffer = bytearray(content)
+    buffer = exact(content)
     try:
         return function(buffer, *arguments), bytes(buffer)
     except RecordsError as error:

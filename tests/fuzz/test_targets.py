@@ -10,18 +10,10 @@ from tests.fuzz.fuzzer import TARGETS, main
 
 pytestmark = pytest.mark.long
 
-#: Targets that compare a compiled module with Python.
-COMPILED = {
-    "agreement": "records._kernel",
-    "whole": "records._kernel",
-    "requests": "gateway.protocol.wire._plain",
-    "journal": "storage.lmdb._frames",
-}
-
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutated_input_is_parsed_or_refused_alike_for_a_second(monkeypatch, target):
-    module = COMPILED.get(target)
+    module = TARGETS[target].compiled
     if module is not None and importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not compiled")
     monkeypatch.setattr("sys.argv", ["fuzzer", "--plain", "--seconds", "1", "--target", target])

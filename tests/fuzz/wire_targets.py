@@ -79,11 +79,7 @@ def produce(content: bytes, version: int) -> None:
     assert extension is not None
     version %= PRODUCE_VERSIONS
     frame = bytearray(content)
-    expected = _read(read_produce, frame, 0, version)
-    for topic in expected.topics if expected else ():
-        for sent in topic.partitions:
-            if sent.records is not None:
-                sent.records[:] = repaired(bytes(sent.records))
+    expected = repair_records(frame, 0, version)
     found = extension.request(
         frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords, BatchHeader
     )
@@ -98,6 +94,16 @@ def produce(content: bytes, version: int) -> None:
         for sent, same in zip(ours.partitions, theirs.partitions, strict=True):
             assert (sent.index, sent.records) == (same.index, same.records)
             assert sent.batch is None or sent.batch == _read(check_batch, same.records, version)
+
+
+def repair_records(frame: bytearray, position: int, version: int) -> ProduceRequest | None:
+    """Set valid checksums in the records of a request. Returns it; None if it is refused."""
+    request: ProduceRequest | None = _read(read_produce, frame, position, version)
+    for topic in request.topics if request else ():
+        for sent in topic.partitions:
+            if sent.records is not None:
+                sent.records[:] = repaired(bytes(sent.records))
+    return request
 
 
 def _without_topics(request: ProduceRequest) -> tuple[object, ...]:
@@ -153,9 +159,9 @@ def seeds() -> list[bytes]:
     """Requests of each version, a header, frames and a batch, with the two selecting bytes."""
     records = bytes(batch(pairs(2), producer=(12, 3, 40)))
     found = [
-        bytes((0, version)) + _produce(version, records) for version in range(PRODUCE_VERSIONS)
+        bytes((0, version)) + produce_body(version, records) for version in range(PRODUCE_VERSIONS)
     ]
-    found += [bytes((1, version)) + _fetch(version) for version in range(FETCH_VERSIONS)]
+    found += [bytes((1, version)) + fetch_body(version) for version in range(FETCH_VERSIONS)]
     found += [
         bytes((2, 0)) + pack(">hhih", key, version, 7, 3) + b"app\0" + bytes(8)
         for key, version in ((0, 3), (0, 9), (1, 12), (18, 3))
@@ -165,7 +171,7 @@ def seeds() -> list[bytes]:
     return found
 
 
-def _produce(version: int, records: bytes) -> bytes:
+def produce_body(version: int, records: bytes) -> bytes:
     topic = CodecProduce.TopicProduceData
     rows = [
         topic(
@@ -181,12 +187,19 @@ def _produce(version: int, records: bytes) -> bytes:
     return bytes(request.encode(version=version))
 
 
-def _fetch(version: int) -> bytes:
+def fetch_body(
+    version: int,
+    *,
+    index: int = 1,
+    leader_epoch: int = 3,
+    offset: int = 1 << 40,
+    session: tuple[int, int] = (77, 5),
+) -> bytes:
     topic = {"topic_id": UUID(int=1)} if version >= 13 else {"topic": "orders"}
     asked = CodecFetch.FetchTopic.FetchPartition(
-        partition=1,
-        current_leader_epoch=3,
-        fetch_offset=1 << 40,
+        partition=index,
+        current_leader_epoch=leader_epoch,
+        fetch_offset=offset,
         last_fetched_epoch=-1,
         log_start_offset=-1,
         partition_max_bytes=1 << 20,
@@ -198,8 +211,8 @@ def _fetch(version: int) -> bytes:
         min_bytes=1,
         max_bytes=1 << 20,
         isolation_level=1,
-        session_id=77,
-        session_epoch=5,
+        session_id=session[0],
+        session_epoch=session[1],
         topics=[CodecFetch.FetchTopic(partitions=[asked], **topic)],
         forgotten_topics_data=[CodecFetch.ForgottenTopic(partitions=[1, 7], **topic)]
         if version >= 7

@@ -9,7 +9,6 @@
 import logging
 
 from cpython cimport array
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdio cimport snprintf
 

@@ -14,7 +14,7 @@ from storage.pulsar.client.unraised_results import AVAILABILITY_TIMEOUTS, answer
 from storage.pulsar.log.entry_messages import HEADER, Header, parse_header
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.memoryview cimport PyMemoryView_FromObject
@@ -192,23 +192,41 @@ cdef const uint8_t* read_varint(
     return NULL
 
 
-cdef int read_position(void* id, int64_t* ledger, int64_t* entry) noexcept nogil:
-    """Ledger and entry of a message id, which is freed, from its serialized form: MessageIdData in
-    PulsarApi.proto, whose first two fields are required. Returns 0 if it is anything else.
+cdef int parse_position(
+    const uint8_t* at, Py_ssize_t size, int64_t* ledger, int64_t* entry
+) noexcept nogil:
+    """Ledger and entry of a serialized message id: MessageIdData in PulsarApi.proto, whose first
+    two fields are required. Returns 0 if it is anything else.
     """
-    cdef int size = 0
     cdef uint64_t found_ledger = 0, found_entry = 0
-    cdef uint8_t* text = <uint8_t*>pulsar_message_id_serialize(id, &size)
-    cdef const uint8_t* at = text
-    cdef const uint8_t* end = text + size
-    pulsar_message_id_free(id)
+    cdef const uint8_t* end = at + size
     at = read_varint(at + 1, end, &found_ledger) if size and at[0] == 0x08 else NULL
     if at != NULL:
         at = read_varint(at + 1, end, &found_entry) if at < end and at[0] == 0x10 else NULL
-    free(text)
     ledger[0] = <int64_t>found_ledger
     entry[0] = <int64_t>found_entry
     return at != NULL
+
+
+cdef int read_position(void* id, int64_t* ledger, int64_t* entry) noexcept nogil:
+    """As `parse_position`, for a message id, which is freed."""
+    cdef int size = 0, is_found
+    cdef uint8_t* text = <uint8_t*>pulsar_message_id_serialize(id, &size)
+    pulsar_message_id_free(id)
+    is_found = parse_position(text, size, ledger, entry)
+    free(text)
+    return is_found
+
+
+def position_in(text):
+    """The position in a serialized message id or None, for tests."""
+    cdef Py_buffer view
+    cdef int64_t ledger, entry
+    cdef int is_found
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    is_found = parse_position(<const uint8_t*>view.buf, view.len, &ledger, &entry)
+    PyBuffer_Release(&view)
+    return (ledger, entry) if is_found else None
 
 
 cdef int locate(Received* one) noexcept nogil:

@@ -249,6 +249,30 @@ cdef class ReceivedMessages:
         free(self.found)
 
 
+def received_of(list messages, int64_t offset, int64_t expected, fence):
+    """What `ReceivedMessages` has of messages with these headers and payloads, at entries 0, 1 and
+    so on of ledger 7, for tests. Returns what `stored` returns, or if that is None, all messages.
+
+    Payloads have less than COPIED_BYTES.
+    """
+    cdef ReceivedMessages received = ReceivedMessages.__new__(ReceivedMessages)
+    cdef Received* one
+    cdef bytes header, payload
+    received.found = <Received*>calloc(len(messages) + 1, sizeof(Received))
+    if received.found == NULL:
+        raise MemoryError
+    for header, payload in messages:
+        if len(payload) >= COPIED_BYTES:
+            raise ValueError("the payload is too large")
+        one = received.found + received.count
+        one.header, one.data, one.size = header, payload, len(payload)
+        one.count = read_numbers(one.header, one.numbers)
+        one.is_located, one.ledger, one.entry = True, 7, received.count
+        received.count += 1
+    found = received.stored(offset, expected, fence)
+    return list(received) if found is None else found
+
+
 def take(list waiting, list found, int64_t end, int64_t room, most):
     """See `stored_messages.take`."""
     cdef Py_ssize_t had = len(found), taken = 0, size

@@ -81,6 +81,22 @@ def test_header_of_another_writer_is_none(compiled, text):
     assert compiled.header_in(text) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("08 07 10 00 18 00", (7, 0)),
+        ("08 ffffffffffffffffff01 10 8001", (-1, 128)),
+        ("08 07 10", None),
+        ("08 07 10 80", None),
+        ("08 80808080808080808080 10 00", None),
+        ("10 00 08 07", None),
+        ("", None),
+    ],
+)
+def test_position_is_the_first_two_fields_of_a_message_id(compiled, text, position):
+    assert compiled.position_in(bytes.fromhex(text)) == position
+
+
 def test_library_without_a_function_is_refused(compiled):
     with pytest.raises(ImportError, match="pulsar_"):
         compiled.resolve(os.fsencode(msgspec._core.__file__))
