@@ -44,8 +44,8 @@ PEERS := --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-path bench-groups bench-shared \
 	bench-pulsar bench-traffic bench-logins bench-idle bench-cluster bench-workers slow legacy \
-	fingerprints tox clean spark spark-3.5 picture bench-reports demo chaos fuzz restarts style \
-	types
+	fingerprints tox clean spark spark-3.5 picture bench-reports demo chaos fuzz restarts \
+	sanitize style types
 
 ## list the targets
 help:
@@ -126,12 +126,33 @@ chaos: $(VENV)/.test
 restarts: $(VENV)/.test
 	$(PY) -m pytest -q -s -m slow tests/peers/cluster/test_clients_during_restarts.py $(ARGS)
 
-## fuzz the parsers of foreign bytes with atheris (ARGS: --seconds N for each of five targets,
+FUZZED := agreement entry_points whole entries requests chunks journal recovery messages
+
+## fuzz the parsers of foreign bytes with atheris (ARGS: --seconds N for each of nine targets,
 ## --seed N)
 fuzz: $(VENV)/.test
 	$(PIP) install -q --only-binary :all: atheris
-	@for target in agreement entry_points whole requests journal; do \
+	@for target in $(FUZZED); do \
 		$(PY) -m tests.fuzz.fuzzer --target $$target $(ARGS) || exit 1; done
+
+# The build of the modules takes two minutes.
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+## fuzz the same without atheris, with the compiled modules built for the sanitizers of gcc, which
+## report reads beyond buffers and undefined behaviour (ARGS: as for fuzz)
+sanitize: $(SANITIZED)/.made
+	@for target in $(FUZZED); do \
+		LD_PRELOAD=$$(gcc -print-file-name=libasan.so) PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(PY) -m tests.fuzz.fuzzer --plain --modules $(SANITIZED) --target $$target $(ARGS) \
+		|| exit 1; done
+
+$(SANITIZED)/.made: $(VENV)/.dev $(INPUTS)
+	CC=gcc LDFLAGS="$(SANITIZERS)" \
+		KOPGATE_COMPILER_FLAGS="-O1 -g -UNDEBUG -fno-omit-frame-pointer -fno-wrapv $(SANITIZERS)" \
+		$(PY) setup.py -q build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	@touch $@
 
 ## benchmark beside Apache Kafka, results in docs/benchmarks.md (25 minutes;
 ## ARGS: --beside CHECKOUT, --help)
