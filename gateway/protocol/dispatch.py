@@ -430,7 +430,7 @@ class Dispatch(DispatchState):
             served = route.at_once(frame, header.body, caller)
             if served is not None:
                 if route.plain is not None:
-                    self._keep_header(frame, header, route, caller, route.plain)
+                    self._keep_header(frame, header, route, caller, route.plain, request.usage)
                 return served
         if route.api_key is ApiKey.FETCH:
             # Produce gains more, so a connection that is used for both keeps its header.
@@ -448,9 +448,18 @@ class Dispatch(DispatchState):
         return _decode_elsewhere(route, frame, header, session.scope, caller)
 
     def _keep_header(
-        self, frame: bytearray, header: RequestHeader, route: Route, caller: Caller, work: Any
+        self,
+        frame: bytearray,
+        header: RequestHeader,
+        route: Route,
+        caller: Caller,
+        work: Any,
+        usage: RequestUsage | None = None,
     ) -> None:
-        """Let compiled code serve the next requests with the header of this one."""
+        """Let compiled code serve the next requests with the header of this one.
+
+        `usage` is that of this request, if its client has quotas.
+        """
         if (
             caller is self._last_caller
             and work is not None
@@ -458,12 +467,20 @@ class Dispatch(DispatchState):
         ):
             encoded = bytes(memoryview(frame)[: header.body])
             self._plain_context = compiled.plain_context(
-                encoded, header, route, caller, self._is_recorded, work
+                encoded,
+                header,
+                route,
+                caller,
+                self._is_recorded,
+                work,
+                None if usage is None else usage.of_same_client,
             )
 
     def _caller(self, header: RequestHeader, request: InFlightRequest) -> Caller:
         """Return the context of a request; that of the last request if it is the same."""
-        is_kept = request.usage is None and request.stopwatch is None
+        # The handler of Produce does not use it.
+        usage = None if header.api_key == ApiKey.PRODUCE else request.usage
+        is_kept = usage is None and request.stopwatch is None
         last = self._last_caller
         if (
             is_kept
@@ -483,7 +500,7 @@ class Dispatch(DispatchState):
             self._long_poll,
             self._traffic,
             header.api_key,
-            request.usage,
+            usage,
             request.stopwatch,
         )
         # A client id may have 32 KiB.

@@ -177,6 +177,10 @@ class RequestUsage(msgspec.Struct, gc=False):
     is_counted: bool = False
     throttle_ms: int = 0
 
+    def of_same_client(self, request_bytes: int) -> RequestUsage:
+        """The usage of another request of the client, whose time is not limited."""
+        return RequestUsage(self.usage, self.client, request_bytes, None)
+
     @property
     def max_fetch_bytes(self) -> int:
         """The most that a reply may contain without being throttled in any case."""

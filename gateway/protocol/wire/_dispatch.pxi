@@ -142,8 +142,8 @@ cdef class PlainWork:
 cdef class PlainContext:
     """What plain requests of a connection need, as long as they have the same header.
 
-    `encoded` are the bytes of the header. The client has no quotas, at least up to that version of
-    the usage of all clients.
+    `encoded` are the bytes of the header. `count_usage(size)` returns the usage of a Produce; it is
+    None for a client without quotas. It applies to this version of the usage of all clients.
     """
 
     cdef readonly bytes encoded
@@ -153,7 +153,7 @@ cdef class PlainContext:
     cdef RepeatedWork repeated
     cdef SessionState session
     cdef readonly object usage_version
-    cdef object broker, quotas, usage, topics, refused, seconds, now, may_serve
+    cdef object broker, quotas, usage, count_usage, topics, refused, seconds, now, may_serve
     cdef int version
     cdef bint is_recorded
     cdef Py_ssize_t most_bytes
@@ -163,13 +163,16 @@ cdef class PlainContext:
     cdef object topic
     cdef dict states
 
-    def __init__(self, bytes encoded not None, header, route, caller, bint is_recorded, work):
+    def __init__(
+        self, bytes encoded not None, header, route, caller, bint is_recorded, work,
+        count_usage=None,
+    ):
         broker = caller.broker
         self.encoded, self.header, self.route, self.caller = encoded, header, route, caller
         self.is_recorded, self.session = is_recorded, caller.session
         self.version = caller.api_version
         self.broker, self.quotas, self.usage = broker, broker.client_quotas, broker.quota_usage
-        self.usage_version = self.usage.version
+        self.usage_version, self.count_usage = self.usage.version, count_usage
         if isinstance(work, RepeatedWork):
             self.repeated = work
         else:
@@ -299,7 +302,7 @@ cdef class DispatchState:
         return self.start_plain(frame, served)
 
     cdef bint may_start_plain(self, PlainContext served) except -1:
-        """As `_may_start`, for a request of a client without quotas.
+        """As `_may_start`, for a request of a client whose time is not limited.
 
         A Fetch also waits for all other requests.
         """
@@ -313,7 +316,10 @@ cdef class DispatchState:
             or session.scope is not None
             or (session.expires_at is not None and served.seconds() > session.expires_at)
             or (self._mute is not None and self._mute.is_on)
-            or (served.quotas.is_active and served.usage.version != served.usage_version)
+            or (
+                (served.count_usage is not None or served.quotas.is_active)
+                and served.usage.version != served.usage_version
+            )
         )
 
     cdef bint start_plain(self, frame, PlainContext served) except -1:
@@ -342,6 +348,8 @@ cdef class DispatchState:
         self._unanswered += 1
         try:
             request.route, request.began = served.route, began
+            if served.count_usage is not None:
+                request.usage = served.count_usage(PyByteArray_GET_SIZE(frame))
             if self._is_recorded:
                 self._traffic.request_started(request, served.header)
             deadline = request.begin(self._turn_began, self)
@@ -355,6 +363,8 @@ cdef class DispatchState:
         """The appends of a request have ended."""
         cdef Py_ssize_t size
         try:
+            if request.usage is not None:
+                self.count_plain(request)
             size = 0 if self._is_closed else request.answer()
             if not size:
                 self._appended(request, request)
@@ -371,6 +381,15 @@ cdef class DispatchState:
                     self._continue_later()
         except Exception as bug:
             self._failed(request, bug)
+
+    cdef count_plain(self, PlainProduce request):
+        """As `_complete` does, in the common case; in others it counts the usage later."""
+        if self._is_closed or not request.is_answerable():
+            return
+        usage, request.usage = request.usage, None
+        request.throttle_ms = request.throttle_time_ms = usage.count_produce(has_reply=True)
+        if request.throttle_ms:
+            self._mute_or_new().extend(request.throttle_ms)
 
     def continue_after_calls(self):
         """As `_continue`."""

@@ -335,7 +335,7 @@ cdef class PlainProduce:
     cdef readonly Py_ssize_t position
     cdef readonly list topics
     cdef readonly list appends
-    cdef public int32_t throttle_time_ms
+    cdef public int32_t throttle_time_ms, throttle_ms
     cdef public object route, reply, cancel, usage
     cdef public int64_t began
     cdef public bint is_appending
@@ -350,7 +350,6 @@ cdef class PlainProduce:
 
     api_key = 0
     stopwatch = None
-    throttle_ms = 0
 
     def __dealloc__(self):
         PyMem_Free(self._parts)
@@ -533,9 +532,12 @@ cdef class PlainProduce:
         self.deadline = now + self.timeout_ms / 1000.0
         return self.deadline
 
+    cdef bint is_answerable(self) noexcept:
+        return self._is_stored and self.acks != 0 and self.reply is None
+
     cdef Py_ssize_t answer(self) except -1:
         """Set `reply` if all appends succeeded. Returns its size, 0 if it is not set."""
-        if not self._is_stored or self.acks == 0 or self.reply is not None:
+        if not self.is_answerable():
             return 0
         reply = self.encoded(True)
         self.reply = [reply]

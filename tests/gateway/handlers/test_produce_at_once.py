@@ -324,6 +324,31 @@ def test_quota_of_another_client_leaves_requests_to_compiled_code(
     assert sent_alone(client, sent).throttle_time_ms > 0
 
 
+def test_client_with_a_quota_for_bytes_is_counted_by_compiled_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, client, sent = connected()
+    size = len(sent)
+    # For a window of ten seconds.
+    env.set_quota("producer_byte_rate", 2.0 * size, client_id="test")
+    # Only the second one has the header of the one before it.
+    answered = [sent_alone(client, sent).throttle_time_ms for _ in range(2)]
+    headers = headers_read(monkeypatch)
+    while not answered[-1]:
+        answered.append(sent_alone(client, sent).throttle_time_ms)
+    assert (len(answered), answered[-1]) == (21, 500)
+    assert headers == []
+    client.send(sent)
+    assert client.receive() == []
+    env.clock.advance(0.5)
+    assert client.receive()
+    env.set_quota("request_percentage", 50.0, client_id="test")
+    env.clock.advance(100)
+    headers.clear()
+    sent_alone(client, sent)
+    assert len(headers) == 1
+
+
 def test_session_that_expires_is_served_by_compiled_code_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
