@@ -4,8 +4,8 @@ import os
 
 from setuptools import Extension, setup
 
-#: CFLAGS in the environment replace those of Python, which have the last two. `make sanitize` has
-#: others.
+#: CFLAGS in the environment replace those of Python, which include the last two. `make sanitize`
+#: sets others.
 FLAGS = os.environ.get("KOPGATE_COMPILER_FLAGS", "-O3 -fwrapv -DNDEBUG").split()
 
 setup(

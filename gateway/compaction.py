@@ -384,16 +384,19 @@ class LogCleaner:
         offset_map = OffsetMap(
             cleanable.start, self._max_keys, self._broker.settings.max_decompressed_bytes
         )
-        bytes_before = 0
+        bytes_before, chunk = 0, self._chunk_bytes
         while not offset_map.is_full and not self._should_stop(state):
             admitted: list[Entry] = []
             try:
-                entries = await log.read(offset_map.end, self._chunk_bytes)
+                entries = await log.read(offset_map.end, chunk)
             except EntryDamaged as damaged:
                 if not cleanable.admits(damaged, bytes_before):
                     break
                 offset_map.skip(damaged)
+                # The next ones may be damaged, too.
+                chunk = 1
                 continue
+            chunk = self._chunk_bytes
             for entry in entries:
                 if not cleanable.admits(entry, bytes_before):
                     break
@@ -420,14 +423,16 @@ class LogCleaner:
         cleaning = Cleaner(
             offset_map, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
         )
-        offset, left = log.start_offset, 0
+        offset, left, chunk = log.start_offset, 0, self._chunk_bytes
         while offset < offset_map.end:
             try:
-                found = await log.read(offset, self._chunk_bytes)
+                found = await log.read(offset, chunk)
             except EntryDamaged as damaged:
-                # It stays in the log.
-                offset = damaged.last_offset + 1
+                # It stays in the log, and tombstones for what it may contain.
+                offset_map.unreadable[damaged.base_offset] = str(damaged)
+                offset, chunk = damaged.last_offset + 1, 1
                 continue
+            chunk = self._chunk_bytes
             entries = [entry for entry in found if entry.base_offset < offset_map.end]
             if not entries:
                 break

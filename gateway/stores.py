@@ -49,8 +49,8 @@ def make_store(settings: Settings, reactor: Any) -> Store:
     )
     if settings.log_flush == "os":
         _log.warning(
-            "log_flush is os: a power failure loses acknowledged records",
-            seconds=UNSYNCED_SECONDS,
+            "log_flush is os: a power failure can lose acknowledged records",
+            up_to_seconds=UNSYNCED_SECONDS,
         )
         limits = replace(limits, sync_appends=False, index_seconds=UNSYNCED_SECONDS)
     return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)

@@ -51,18 +51,26 @@ class NotReady(StorageFailed):
 
 
 class EntryDamaged(StorageFailed):
-    """A stored entry cannot be read: its part of the disk fails, or its bytes have changed.
+    """The disk cannot read a stored entry, or its checksum is wrong.
 
-    The three numbers are those of the entry. The entries before and after it can be read.
+    The three numbers are those of the entry. Other entries may be readable. `may_recover` is
+    whether reading it failed, so that a later read may succeed.
     """
 
     def __init__(
-        self, message: str, base_offset: int, last_offset: int, max_timestamp: int
+        self,
+        message: str,
+        base_offset: int,
+        last_offset: int,
+        max_timestamp: int,
+        *,
+        may_recover: bool,
     ) -> None:
         super().__init__(message)
         self.base_offset = base_offset
         self.last_offset = last_offset
         self.max_timestamp = max_timestamp
+        self.may_recover = may_recover
 
 
 class NotAllowed(StorageError):

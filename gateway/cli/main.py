@@ -175,7 +175,7 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
     # A page of a mapped file that the disk cannot read ends the process by SIGBUS, and a crash in a
-    # library by SIGSEGV: both then leave the stacks of all threads.
+    # library by SIGSEGV: faulthandler then writes the stacks of all threads to stderr.
     faulthandler.enable(STDERR_FILENO)
     role = supervisor.take_worker_role(os.environ)
     if role is not None:

@@ -180,7 +180,13 @@ async def _first_record(
     # older. The search then continues with later entries.
     offset = entry.last_offset + 1
     while found is None and offset < log.end_offset:
-        entries = await log.read(offset, _READ_BYTES)
+        try:
+            entries = await log.read(offset, _READ_BYTES)
+        except EntryDamaged as damaged:
+            if damaged.max_timestamp >= timestamp:
+                raise
+            offset = damaged.last_offset + 1
+            continue
         if not entries:
             break
         later = next((one for one in entries if one.max_timestamp >= timestamp), None)

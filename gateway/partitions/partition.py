@@ -125,11 +125,13 @@ class ProducerRecovery:
     """A replay of the log that rebuilds the state of the idempotent producers.
 
     `offset` is the next offset to replay. Requests wait for the end of the replay until `deadline`,
-    in seconds of the broker's clock.
+    in seconds of the broker's clock. `is_behind_damage` is whether the entry before that offset is
+    damaged, so that the next ones may be, too.
     """
 
     offset: int
     deadline: float
+    is_behind_damage: bool = False
     finished: SharedResult[None] = field(default_factory=SharedResult)
 
 

@@ -136,7 +136,10 @@ class ProducerSnapshots:
             # Retention may have deleted entries at this offset.
             recovery.offset = max(recovery.offset, log.start_offset)
             try:
-                entries = await log.read(recovery.offset, _REPLAY_BYTES)
+                entries = await log.read(
+                    recovery.offset, 1 if recovery.is_behind_damage else _REPLAY_BYTES
+                )
+                recovery.is_behind_damage = False
             except OffsetOutOfRange:
                 if recovery.offset >= log.start_offset:
                     raise
@@ -154,17 +157,20 @@ class ProducerSnapshots:
                 self.save_in_background(topic_id, partition)
 
     def skip_damaged(
-        self, topic_id: bytes, partition: Partition, recovery: ProducerRecovery, last_offset: int
+        self, partition: Partition, recovery: ProducerRecovery, last_offset: int
     ) -> None:
         """Continue the replay after a damaged entry that ends at `last_offset`.
 
         The batches of that entry are unknown, so all producers found before it are forgotten: the
-        next batch of a producer may then have any sequence. Otherwise it would be refused, for ever
-        if the producer's last batch is the damaged one.
+        next batch of a producer may then have any sequence. Otherwise it would be refused,
+        permanently if the producer's last batch is the damaged one.
         """
         partition.producers.clear()
-        recovery.offset = last_offset + 1
-        # The next opening does not read the entry again.
+        recovery.offset, recovery.is_behind_damage = last_offset + 1, True
+        partition.unsaved_bytes += 1
+
+    def save_soon(self, topic_id: bytes, partition: Partition) -> None:
+        """Save the state in the background, unless a save is being written."""
         if partition not in self._saving:
             self.save_in_background(topic_id, partition)
 

@@ -731,14 +731,16 @@ class Dispatch(DispatchState):
                 api_key=request.api_key,
                 version=request.version,
             )
-        if self._ready_bytes:
-            # Replies to requests before this one, which may have arrived in one chunk with it. A
-            # reply to this request is not sent: there may be one if the failure is a bug.
-            request.reply = None
-            self._send()
-        # Do not start the queued requests.
-        self._session.end()
-        self._transport.abort()
+        try:
+            if self._ready_bytes:
+                # Replies to requests before this one, which may have arrived in one chunk with it.
+                # A reply to this request is not sent: there may be one if the failure is a bug.
+                request.reply = None
+                self._send()
+        finally:
+            # Do not start the queued requests.
+            self._session.end()
+            self._transport.abort()
 
     def _release_after_close(self, request: InFlightRequest) -> None:
         """Release the bytes of an append that outlived its connection."""

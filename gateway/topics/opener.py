@@ -30,8 +30,9 @@ _log = logs.get_logger(__name__)
 #: first retry is immediate, since most failures are transient.
 INITIAL_BACKOFF = 0.1
 
-#: How often the first damaged entry is read before it is left out, and the pause in seconds.
-DAMAGED_READS, DAMAGED_READ_SECONDS = 3, 1.0
+#: How often an entry is read that the disk cannot read, before it is left out, and the pause in
+#: seconds. The whole disk may be unavailable for a time; further entries have less time.
+FAILED_READS, MORE_FAILED_READS, FAILED_READ_SECONDS = 30, 3, 1.0
 
 #: Seconds that closing a shard waits for message sets that are being repacked, and between checks.
 REPACK_SECONDS, REPACK_CHECK_SECONDS = 5.0, 0.01
@@ -205,32 +206,37 @@ class PartitionOpener:
     async def _replay(
         self, state: TopicState, partition: Partition, recovery: ProducerRecovery
     ) -> None:
-        """Replay the log without its damaged entries. Raises StorageError.
-
-        The first damaged entry is read DAMAGED_READS times: the disk may return it later.
-        """
-        topic_id, reads = state.topic.topic_id, 0
-        damaged: list[EntryDamaged] = []
+        """Replay the log without its damaged entries. Raises StorageError."""
+        topic_id = state.topic.topic_id
+        count = first = last = reads = 0
+        failing = -1
         while True:
             try:
                 await self._snapshots.replay(topic_id, partition, recovery)
                 break
-            except EntryDamaged as failure:
+            except EntryDamaged as damaged:
+                if damaged.base_offset != failing:
+                    failing, reads = damaged.base_offset, 0
                 reads += 1
-                if reads < DAMAGED_READS:
-                    await sleep(self._clock, DAMAGED_READ_SECONDS)
+                if not damaged.may_recover or reads >= (
+                    MORE_FAILED_READS if count else FAILED_READS
+                ):
+                    first, last = first if count else damaged.base_offset, damaged.last_offset
+                    count += 1
+                    self._snapshots.skip_damaged(partition, recovery, last)
                     continue
-                damaged.append(failure)
-                self._snapshots.skip_damaged(topic_id, partition, recovery, failure.last_offset)
-        if damaged:
+            await sleep(self._clock, FAILED_READ_SECONDS)
+        if count:
+            # The next opening does not read them again.
+            self._snapshots.save_soon(topic_id, partition)
             _log.warning(
-                "idempotent producers recovered without damaged entries: a batch that is sent "
-                "again may be stored twice",
+                "damaged entries skipped in the recovery of idempotent producers: batches that "
+                "are sent again may be stored twice",
                 topic=state.name,
                 partition=partition.index,
-                entries=len(damaged),
-                first_offset=damaged[0].base_offset,
-                last_offset=damaged[-1].last_offset,
+                entries=count,
+                first_offset=first,
+                last_offset=last,
             )
 
     async def _load(self, state: TopicState, index: int) -> Partition:

@@ -63,7 +63,7 @@ TABLE_ROW = Struct(">II")
 DELETED = (1 << 32) - 1
 
 MAX_OFFSET = (1 << 63) - 1
-"""An entry ends before it: the end of a log is an offset of Kafka, too."""
+"""Exclusive limit of `last_offset`: the log end offset must fit in Kafka's int64."""
 
 
 class SegmentHeader(NamedTuple):
@@ -123,7 +123,7 @@ def encode_table_rows(rows: Mapping[bytes, bytes | None]) -> bytes:
 
 
 def decode_table_rows(payload: bytes) -> dict[bytes, bytes | None] | None:
-    """The rows in the payload of a frame; None if it has none, in spite of its checksum."""
+    """The rows in the payload of a frame; None if it is malformed in spite of its checksum."""
     rows: dict[bytes, bytes | None] = {}
     position = 0
     while position + TABLE_ROW.size <= len(payload):

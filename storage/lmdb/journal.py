@@ -691,14 +691,18 @@ def _disk_full(room: int, reserve: int) -> OSError:
 class Unreadable(Exception):
     """An entry is not where its row says; `before` are the entries before it.
 
-    Its segment was freed after the row was read, or is damaged. `reason` says what was found.
+    Its segment was freed after the row was read, or is damaged. `reason` says what was found;
+    `is_error` is whether the disk has returned an error.
     """
 
-    def __init__(self, slot: Slot, before: list[Entry], reason: str) -> None:
+    def __init__(
+        self, slot: Slot, before: list[Entry], reason: str, *, is_error: bool = False
+    ) -> None:
         super().__init__(f"segment {slot.segment}, position {slot.at}: {reason}")
         self.slot = slot
         self.before = before
         self.reason = reason
+        self.is_error = is_error
 
 
 def read_entries(journal: Journal, rows: list[Row]) -> list[Entry]:
@@ -736,15 +740,24 @@ def read_entries(journal: Journal, rows: list[Row]) -> list[Entry]:
                     try:
                         entries += read_entries(journal, [row])
                     except Unreadable as failed:
-                        raise Unreadable(failed.slot, entries, failed.reason) from failed
+                        raise Unreadable(
+                            failed.slot, entries, failed.reason, is_error=failed.is_error
+                        ) from failed
                 continue
-            raise Unreadable(slot_of(first), entries, error.strerror or str(error)) from error
+            raise Unreadable(
+                slot_of(first), entries, error.strerror or str(error), is_error=True
+            ) from error
         found = entries_in(journal.mark, at, data, part)
         entries += found
         if len(found) < len(part):
-            is_short = len(data) < length
-            reason = "its segment is missing or too short" if is_short else "wrong checksum"
-            raise Unreadable(slot_of(part[len(found)]), entries, reason)
+            slot = slot_of(part[len(found)])
+            if slot.at < SEGMENT_HEADER.size:
+                reason = "missing in the journal"
+            elif len(data) < length:
+                reason = "its segment is missing or too short"
+            else:
+                reason = "wrong checksum"
+            raise Unreadable(slot, entries, reason)
     return entries
 
 

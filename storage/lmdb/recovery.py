@@ -180,7 +180,7 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         appends, at = whole_appends(parsed, start)
         if segment == segments[-1] and (
             not _is_end_readable(journal, segment, data, unreadable, at)
-            # What would be cut off may prove that what was damaged had been durable.
+            # The frames to be cut off may be the only proof that the damaged bytes were durable.
             or any(isinstance(one, Damage) or not one.is_intact for one in parsed.found)
         ):
             is_left = True

@@ -71,7 +71,7 @@ KiB, or of 64 in small batches.
 """
 
 MOST_REPORTED = 1000
-"""Damaged entries that are logged, each once."""
+"""Maximum number of damaged entries that are logged, each once."""
 
 
 class LmdbStore(StoreState):
@@ -515,13 +515,17 @@ class LmdbStore(StoreState):
                     f"{failed.reason} (segment {slot.segment} of the journal in {self.directory}, "
                     f"position {slot.at})"
                 )
-                self._report_damage((slot.segment, slot.at), reason)
+                self._report_damage((log_id, slot.base_offset), reason)
                 raise EntryDamaged(
-                    reason, slot.base_offset, slot.last_offset, slot.timestamp
+                    reason,
+                    slot.base_offset,
+                    slot.last_offset,
+                    slot.timestamp,
+                    may_recover=failed.is_error,
                 ) from failed
 
     def _report_damage(self, place: tuple[int, int], reason: str) -> None:
-        """Log a damaged entry once."""
+        """Log a damaged entry once. `place` is the id of its log, and its base offset."""
         if place in self._reported or len(self._reported) > MOST_REPORTED:
             return
         self._reported.add(place)

@@ -48,13 +48,15 @@ DEFAULT_NAMESPACE = "public/default/"
 class Rows:
     """What a partition log leaves on its medium.
 
-    `damaged` are the base offsets of entries that cannot be read.
+    `damaged` are the base offsets of entries whose checksum is wrong, `failing` of those that the
+    disk cannot read.
     """
 
     start_offset: int = 0
     end_offset: int = 0
     entries: list[Entry] = field(default_factory=list)
     damaged: set[int] = field(default_factory=set)
+    failing: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class MemoryLog:
         found: list[Entry] = []
         room = max_bytes
         for entry in self._rows.entries[bisect_left(self._rows.entries, offset, key=last_offset) :]:
-            if found and entry.base_offset in self._rows.damaged:
+            if found and entry.base_offset in self._rows.damaged | self._rows.failing:
                 break
             self._check_damage(entry)
             room -= len(entry.payload)
@@ -217,9 +219,14 @@ class MemoryLog:
         return found
 
     def _check_damage(self, entry: Entry) -> None:
-        if entry.base_offset in self._rows.damaged:
+        rows = self._rows
+        if entry.base_offset in rows.damaged | rows.failing:
             raise EntryDamaged(
-                "damaged by the test", entry.base_offset, entry.last_offset, entry.max_timestamp
+                "damaged by the test",
+                entry.base_offset,
+                entry.last_offset,
+                entry.max_timestamp,
+                may_recover=entry.base_offset in rows.failing,
             )
 
     async def latest_by_time(self) -> Entry | None:

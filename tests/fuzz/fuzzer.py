@@ -127,6 +127,8 @@ def _mutate(name: str, seconds: int, seed: int, modules: Path | None) -> int:
     raised.
     """
     (target, seeds), rng = _target(name), random.Random(seed)
+    if modules:
+        _check_modules(modules)
     deadline = time.monotonic() + seconds
     tried = 0
     kept = _kept_input(modules) if modules else None
@@ -143,6 +145,19 @@ def _mutate(name: str, seconds: int, seed: int, modules: Path | None) -> int:
         tried += 100
     print(f"{name}: {tried} inputs, nothing found")
     return 0
+
+
+def _check_modules(folder: Path) -> None:
+    """Fail if an extension module of this repository was loaded from elsewhere.
+
+    One that could not be compiled is missing in the folder.
+    """
+    root, folder = Path(__file__).parents[2], folder.resolve()
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "/").resolve()
+        is_ours = name.partition(".")[0] in {"gateway", "records", "storage"}
+        if is_ours and file.name.endswith(EXTENSION_SUFFIXES[0]) and folder not in file.parents:
+            raise SystemExit(f"{name} is not in {folder}, but {file.relative_to(root)} was loaded")
 
 
 def _kept_input(folder: Path) -> mmap.mmap:

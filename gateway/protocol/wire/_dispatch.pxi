@@ -143,7 +143,8 @@ cdef class PlainContext:
     """What plain requests of a connection need, as long as they have the same header.
 
     `encoded` are the bytes of the header. `count_usage(size)` returns the usage of a Produce; it is
-    None for a client without quotas. It applies to this version of the usage of all clients.
+    None for a client without quotas. The context is valid while the version of all clients' usage
+    is `usage_version`.
     """
 
     cdef readonly bytes encoded

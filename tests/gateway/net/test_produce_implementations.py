@@ -161,6 +161,7 @@ class Gateway:
                 self.limit(20.0 if event == "limit" else None)
             case bytes():
                 if self.client.is_closed:
+                    self.client.disconnect()
                     self.client = SocketClient(self.listener)
                 self.client.send(event)
 

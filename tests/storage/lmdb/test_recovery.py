@@ -357,6 +357,7 @@ async def test_damaged_payload_fails_its_read_with_partition_and_offset(
         damaged = failed.value
         assert (damaged.base_offset, damaged.last_offset) == (2, 2)
         assert damaged.max_timestamp == sized(2, SIZE).max_timestamp
+        assert not damaged.may_recover
     assert bases(await log.read(3, 1 << 20)) == [3, 4]
     errors = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert len(errors) == 1
