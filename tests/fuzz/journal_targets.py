@@ -43,13 +43,16 @@ def journal(payload: bytes) -> None:
     if frames.compiled is None:
         return
     rows = [rows_bytes[at : at + SLOT.size] for at in range(0, _ROWS_BYTES, SLOT.size)]
+    offsets = [at for row in rows for at in slot_of(row)[1:3]]
+    if max(offsets) >= frames.MAX_OFFSET:
+        # The index has no such rows.
+        return
     for first in range(len(rows)):
         ours = frames.read_frames(MARK, 0, data, rows[first:])
         assert ours == frames.compiled.read_frames(MARK, 0, data, rows[first:])
         adjacent = frames.adjacent(list(rows), first, 64, 4096)
         assert adjacent == frames.compiled.adjacent(list(rows), first, 64, 4096)
-    offsets = [at for row in rows for at in slot_of(row)[1:3]]
-    are_valid = offsets == sorted(offsets) and offsets[-1] < 1 << 63
+    are_valid = offsets == sorted(offsets)
     for offset, end in ((0, 8), (3, 8), (4, 1 << 40)):
         chosen = (rows_bytes, offset, end, 1 << 20, 1 << 20, 4096, 64)
         found = frames.compiled.select_run(*chosen)
