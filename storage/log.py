@@ -271,12 +271,15 @@ class PartitionLog(Protocol):
         ...
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
-        """The first readable entry with `max_timestamp >= timestamp` (ms), or None."""
+        """The first readable entry with `max_timestamp >= timestamp` (ms), or None.
+
+        Raises EntryDamaged if the disk does not return that one.
+        """
         ...
 
     async def latest_by_time(self) -> Entry | None:
         """The first readable entry with the greatest `max_timestamp`; None if no entry has a
-        timestamp.
+        timestamp. Raises EntryDamaged as `entry_for_time` does.
         """
         ...
 

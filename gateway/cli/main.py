@@ -28,6 +28,8 @@ from gateway.settings.model import Settings
 
 _log = logs.get_logger(__name__)
 
+STDERR_FILENO = 2
+
 #: The module of each command but `serve`, which needs none of them: it starts faster without.
 COMMANDS = {
     "acls": "gateway.cli.acls_command",
@@ -227,8 +229,6 @@ def _stop_signals_deferred() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-
-STDERR_FILENO = 2
 
 RESERVED_FILES = 256
 """Open files other than connections, at most: store, log, listeners and pipes use a few dozen."""

@@ -167,6 +167,7 @@ class ProducerSnapshots:
         """
         partition.producers.clear()
         recovery.offset, recovery.is_behind_damage = last_offset + 1, True
+        # The state is saved when the partition is closed, also if nothing is appended.
         partition.unsaved_bytes += 1
 
     def save_soon(self, topic_id: bytes, partition: Partition) -> None:

@@ -208,25 +208,23 @@ class PartitionOpener:
     ) -> None:
         """Replay the log without its damaged entries. Raises StorageError."""
         topic_id = state.topic.topic_id
-        count = first = last = reads = 0
-        failing = -1
+        skipped = reads = 0
+        first = last = failing = -1
         while True:
             try:
                 await self._snapshots.replay(topic_id, partition, recovery)
                 break
             except EntryDamaged as damaged:
-                if damaged.base_offset != failing:
-                    failing, reads = damaged.base_offset, 0
-                reads += 1
-                if not damaged.may_recover or reads >= (
-                    MORE_FAILED_READS if count else FAILED_READS
-                ):
-                    first, last = first if count else damaged.base_offset, damaged.last_offset
-                    count += 1
-                    self._snapshots.skip_damaged(partition, recovery, last)
-                    continue
-            await sleep(self._clock, FAILED_READ_SECONDS)
-        if count:
+                reads = reads + 1 if damaged.base_offset == failing else 1
+                failing, end = damaged.base_offset, damaged.last_offset
+                may_recover = damaged.may_recover
+            if may_recover and reads < (MORE_FAILED_READS if skipped else FAILED_READS):
+                await sleep(self._clock, FAILED_READ_SECONDS)
+                continue
+            self._snapshots.skip_damaged(partition, recovery, end)
+            first, last = first if skipped else failing, end
+            skipped += 1
+        if skipped:
             # The next opening does not read them again.
             self._snapshots.save_soon(topic_id, partition)
             _log.warning(
@@ -234,7 +232,7 @@ class PartitionOpener:
                 "are sent again may be stored twice",
                 topic=state.name,
                 partition=partition.index,
-                entries=count,
+                entries=skipped,
                 first_offset=first,
                 last_offset=last,
             )

@@ -178,15 +178,18 @@ def read_tail(journal: Journal, checkpoint: Place) -> Tail:
         parsed = parse(journal.mark, segment, data, start, durable_to)
         damage += [(segment, one) for one in parsed.found if isinstance(one, Damage)]
         appends, at = whole_appends(parsed, start)
-        if segment == segments[-1] and (
-            not _is_end_readable(journal, segment, data, unreadable, at)
-            # The frames to be cut off may be the only proof that the damaged bytes were durable.
-            or any(isinstance(one, Damage) or not one.is_intact for one in parsed.found)
-        ):
-            is_left = True
+        if segment == segments[-1]:
+            # If it is damaged, the frames that would be cut off may be the only proof that the
+            # damaged bytes were durable.
+            is_readable = _is_end_readable(journal, segment, data, unreadable, at)
+            is_left = is_left or not is_readable or has_damage(parsed)
         found += [TailFrame(segment, *one) for one in appends]
         end = Place(segment, at)
     return Tail(found, damage, end, is_left, next_number, damaged)
+
+
+def has_damage(parsed: Parsed) -> bool:
+    return any(isinstance(one, Damage) or not one.is_intact for one in parsed.found)
 
 
 def _is_end_readable(

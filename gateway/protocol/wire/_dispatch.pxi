@@ -154,7 +154,7 @@ cdef class PlainContext:
     cdef RepeatedWork repeated
     cdef SessionState session
     cdef readonly object usage_version
-    cdef object broker, quotas, usage, count_usage, topics, refused, seconds, now, may_serve
+    cdef object broker, usage, count_usage, topics, refused, seconds, now, may_serve
     cdef int version
     cdef bint is_recorded
     cdef Py_ssize_t most_bytes
@@ -172,8 +172,8 @@ cdef class PlainContext:
         self.encoded, self.header, self.route, self.caller = encoded, header, route, caller
         self.is_recorded, self.session = is_recorded, caller.session
         self.version = caller.api_version
-        self.broker, self.quotas, self.usage = broker, broker.client_quotas, broker.quota_usage
-        self.usage_version, self.count_usage = self.usage.version, count_usage
+        self.broker, self.usage, self.count_usage = broker, broker.quota_usage, count_usage
+        self.usage_version = self.usage.version
         if isinstance(work, RepeatedWork):
             self.repeated = work
         else:
@@ -317,10 +317,7 @@ cdef class DispatchState:
             or session.scope is not None
             or (session.expires_at is not None and served.seconds() > session.expires_at)
             or (self._mute is not None and self._mute.is_on)
-            or (
-                (served.count_usage is not None or served.quotas.is_active)
-                and served.usage.version != served.usage_version
-            )
+            or served.usage.version != served.usage_version
         )
 
     cdef bint start_plain(self, frame, PlainContext served) except -1:
